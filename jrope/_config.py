@@ -1,0 +1,114 @@
+"""RopeConfig: everything that decides a model's rotation, as one frozen value."""
+
+import dataclasses
+import functools
+import math
+from typing import Literal
+
+import numpy as np
+
+from jrope._layout import RotaryLayout, check_int
+from jrope._scaling import Default, Frequencies, Geometry, Scaling, check_number
+
+AngleDtype = Literal["float64", "float32"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Everything that decides a model's rotation.
+
+    Hashable: equal configs share one table. `config_from_hf` makes one from a
+    config.json.
+
+    Args:
+      head_dim: features per head, H.
+      rope_theta: base of the geometric series of frequencies.
+      max_position_embeddings: rows of the table, P: one more than the largest position.
+      scaling: one of `jrope.SCALINGS`.
+      rotary_dim: features rotated, R; None for all of the head.
+      rotary_offset: index of the first rotated feature.
+      is_neox_style: pairs are (i, i + R/2) if True, (2i, 2i + 1) (GPT-J) if False.
+      axis_of_frequency: for multimodal RoPE, the axis that drives each frequency.
+      angle_dtype: "float64" gives exact angles, rounded once to the float32 table;
+        "float32" repeats Hugging Face's procedure (float32 frequencies and product),
+        whose cos is off by 2e-4 at position 4k and 8e-3 at 128k.
+      inv_freq: a checkpoint's own frequencies [R/2], radians per position, in place of
+        the scaling's.
+
+    Raises:
+      TypeError, ValueError: if a value has the wrong type or the sizes do not fit.
+
+    >>> config = RopeConfig(head_dim=64, rope_theta=1e4, max_position_embeddings=8)
+    >>> config.layout.rotary_dim
+    64
+    """
+
+    head_dim: int
+    rope_theta: float
+    max_position_embeddings: int
+    scaling: Scaling = Default()
+    rotary_dim: int | None = None
+    rotary_offset: int = 0
+    is_neox_style: bool = True
+    axis_of_frequency: tuple[int, ...] | None = None
+    angle_dtype: AngleDtype = "float64"
+    inv_freq: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Checks every field, the layout's by making it."""
+        check_number("rope_theta", self.rope_theta)
+        check_int("max_position_embeddings", self.max_position_embeddings, minimum=1)
+        if self.max_position_embeddings > 2**31 - 1:
+            raise ValueError(
+                f"max_position_embeddings must fit int32 positions, got "
+                f"{self.max_position_embeddings}"
+            )
+        if not isinstance(self.scaling, Scaling):
+            raise TypeError(f"scaling must be a jrope Scaling, got {self.scaling!r}")
+        if self.angle_dtype not in ("float64", "float32"):
+            raise ValueError(
+                f"angle_dtype must be 'float64' or 'float32', got {self.angle_dtype!r}"
+            )
+        self._check_inv_freq(self.layout.rotary_dim // 2)
+
+    def _check_inv_freq(self, count: int) -> None:
+        if self.inv_freq is None:
+            return
+        if not isinstance(self.inv_freq, tuple):
+            raise TypeError(
+                f"inv_freq must be a tuple of floats (a config is hashable), got "
+                f"{type(self.inv_freq).__name__}; use tuple(array.tolist())"
+            )
+        if len(self.inv_freq) != count:
+            raise ValueError(
+                f"inv_freq must have rotary_dim // 2 = {count} entries, got "
+                f"{len(self.inv_freq)}"
+            )
+        if not all(math.isfinite(value) and value >= 0 for value in self.inv_freq):
+            raise ValueError("inv_freq must be finite and not negative")
+
+    @functools.cached_property
+    def layout(self) -> RotaryLayout:
+        """Where in a head the rotation acts; its `rotary_dim` is never None."""
+        return RotaryLayout(
+            head_dim=self.head_dim,
+            rotary_dim=self.head_dim if self.rotary_dim is None else self.rotary_dim,
+            rotary_offset=self.rotary_offset,
+            is_neox_style=self.is_neox_style,
+            axis_of_frequency=self.axis_of_frequency,
+        )
+
+    @functools.cached_property
+    def frequencies(self) -> Frequencies:
+        """Inverse frequencies, float64 [R/2], and attention factor."""
+        made = self.scaling.frequencies(
+            Geometry(
+                rope_theta=self.rope_theta,
+                rotary_dim=self.layout.rotary_dim,
+                head_dim=self.head_dim,
+                max_position_embeddings=self.max_position_embeddings,
+            )
+        )
+        if self.inv_freq is None:
+            return made
+        return dataclasses.replace(made, inv_freq=np.asarray(self.inv_freq, np.float64))

@@ -1,0 +1,92 @@
+"""Where in a head the rotation acts, and which position drives which frequency."""
+
+import dataclasses
+from numbers import Integral
+
+import numpy as np
+
+
+def check_int(name: str, value: object, *, minimum: int) -> None:
+    """Raises unless `value` is an integer (bool is not one) of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if int(value) < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotaryLayout:
+    """Pairing and placement of a rotation within a head.
+
+    Hashable, so it can be a static argument of a jitted function.
+
+    Args:
+      head_dim: features per head, H.
+      rotary_dim: features rotated, R: even, at most H.
+      rotary_offset: index of the first rotated feature.
+      is_neox_style: pairs are (i, i + R/2) if True, (2i, 2i + 1) (GPT-J) if False;
+        both counted from `rotary_offset`.
+      axis_of_frequency: for multimodal RoPE, which row of `positions [A, *B, T]` drives
+        each of the R/2 frequencies; None for one-dimensional positions.
+
+    Raises:
+      TypeError, ValueError: if a width is not an integer, or they do not fit together.
+    """
+
+    head_dim: int
+    rotary_dim: int
+    rotary_offset: int = 0
+    is_neox_style: bool = True
+    axis_of_frequency: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Checks that the widths fit into the head."""
+        check_int("head_dim", self.head_dim, minimum=2)
+        check_int("rotary_dim", self.rotary_dim, minimum=2)
+        check_int("rotary_offset", self.rotary_offset, minimum=0)
+        if not isinstance(self.is_neox_style, bool):
+            raise TypeError(f"is_neox_style must be a bool, got {self.is_neox_style!r}")
+        if self.rotary_dim % 2:
+            raise ValueError(
+                f"rotary_dim must be even, since features turn in pairs, got "
+                f"{self.rotary_dim}; is partial_rotary_factor * head_dim odd?"
+            )
+        if self.rotary_offset + self.rotary_dim > self.head_dim:
+            raise ValueError(
+                f"rotary_offset + rotary_dim must be at most head_dim = "
+                f"{self.head_dim}, got {self.rotary_offset} + {self.rotary_dim}"
+            )
+        if self.axis_of_frequency is not None:
+            self._check_axes(self.axis_of_frequency)
+
+    def _check_axes(self, axes: tuple[int, ...]) -> None:
+        if not isinstance(axes, tuple):
+            raise TypeError(
+                f"axis_of_frequency must be a tuple of ints (a layout is hashable), "
+                f"got {type(axes).__name__}"
+            )
+        if len(axes) != self.rotary_dim // 2:
+            raise ValueError(
+                f"axis_of_frequency must name one axis for each of the "
+                f"{self.rotary_dim // 2} frequencies of rotary_dim = "
+                f"{self.rotary_dim}, got {len(axes)}"
+            )
+        for axis in axes:
+            check_int("every entry of axis_of_frequency", axis, minimum=0)
+
+    @property
+    def position_axes(self) -> int | None:
+        """The A of `positions [A, *B, T]`, or None for `positions [*B, T]`."""
+        return (
+            None if self.axis_of_frequency is None else max(self.axis_of_frequency) + 1
+        )
+
+    def axes_array(self) -> np.ndarray:
+        """`axis_of_frequency` as int8 [R/2].
+
+        Raises:
+          ValueError: if positions are one-dimensional in this layout.
+        """
+        if self.axis_of_frequency is None:
+            raise ValueError("this layout has one-dimensional positions, no axis map")
+        return np.asarray(self.axis_of_frequency, np.int8)

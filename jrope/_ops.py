@@ -1,0 +1,233 @@
+"""The doors of the device half: checks, then one bind of the primitive."""
+
+from typing import overload
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Float32
+
+from jrope._config import RopeConfig
+from jrope._layout import RotaryLayout
+from jrope._primitive import bind_rope
+from jrope._rotate import OutOfRange, check_array, compute_dtype, lookup
+from jrope._routes import route_names
+from jrope._tables import compute_cos_sin_cache
+
+
+@overload
+def rotate(
+    query: Array,
+    key: Array,
+    cos: Array,
+    sin: Array,
+    *,
+    layout: RotaryLayout,
+    inverse: bool = ...,
+    implementation: str | None = ...,
+) -> tuple[Array, Array]: ...
+@overload
+def rotate(
+    query: Array,
+    key: None,
+    cos: Array,
+    sin: Array,
+    *,
+    layout: RotaryLayout,
+    inverse: bool = ...,
+    implementation: str | None = ...,
+) -> tuple[Array, None]: ...
+def rotate(
+    query: Float[Array, "... NH"],
+    key: Float[Array, "... KH"] | None,
+    cos: Float32[Array, "... half"],
+    sin: Float32[Array, "... half"],
+    *,
+    layout: RotaryLayout,
+    inverse: bool = False,
+    implementation: str | None = None,
+) -> tuple[Array, Array | None]:
+    """Rotates queries and keys by this step's rows, in one call for both.
+
+    Computed in float32 (float64 for float64 heads) and cast back once. Differentiable
+    in forward and reverse mode, batchable and shardable over every axis but the
+    features.
+
+    Args:
+      query: [*B, T, N, H], or with flattened heads [*B, T, N * H].
+      key: [*B, T, K, H] or [*B, T, K * H]; None where there is none.
+      cos: [*B, T, R/2] from `lookup`; leading axes of length 1 are shared.
+      sin: likewise.
+      layout: which features turn, and in which pairs.
+      inverse: undo the rotation instead, attention factor included. This is the
+        inverse, not the transpose: they differ where the attention factor is not 1.
+      implementation: the name of a route, or None for the best that takes the case.
+
+    Returns:
+      The rotated query and key, with their own shapes and dtypes.
+
+    Raises:
+      TypeError: if a dtype is wrong.
+      ValueError: if shapes do not fit, or the named route is not one or declines.
+
+    >>> layout = RotaryLayout(head_dim=2, rotary_dim=2)
+    >>> query, key = rotate(jnp.array([[[3.0, 4.0]]]), None, jnp.array([[0.0]]),
+    ...     jnp.array([[1.0]]), layout=layout)
+    >>> query.tolist()
+    [[[-4.0, 3.0]]]
+    """
+    _check_rows(cos, sin, layout)
+    _check_implementation(implementation)
+    if inverse:
+        energy = cos * cos + sin * sin
+        cos, sin = cos / energy, -sin / energy
+    given = {"query": query} if key is None else {"query": query, "key": key}
+    heads = [_as_heads(name, x, cos, layout) for name, x in given.items()]
+    turned = bind_rope(
+        heads,
+        cos,
+        sin,
+        is_neox_style=layout.is_neox_style,
+        rotary_offset=layout.rotary_offset,
+        implementation=implementation,
+    )
+    outs = [out.reshape(x.shape) for out, x in zip(turned, given.values(), strict=True)]
+    return outs[0], None if key is None else outs[1]
+
+
+@overload
+def apply_rope(
+    positions: ArrayLike,
+    query: Array,
+    key: Array,
+    table: Array,
+    *,
+    layout: RotaryLayout,
+    inverse: bool = ...,
+    out_of_range: OutOfRange = ...,
+    implementation: str | None = ...,
+) -> tuple[Array, Array]: ...
+@overload
+def apply_rope(
+    positions: ArrayLike,
+    query: Array,
+    key: None,
+    table: Array,
+    *,
+    layout: RotaryLayout,
+    inverse: bool = ...,
+    out_of_range: OutOfRange = ...,
+    implementation: str | None = ...,
+) -> tuple[Array, None]: ...
+def apply_rope(
+    positions: ArrayLike,
+    query: Float[Array, "... NH"],
+    key: Float[Array, "... KH"] | None,
+    table: Float32[Array, "P R"],
+    *,
+    layout: RotaryLayout,
+    inverse: bool = False,
+    out_of_range: OutOfRange = "nan",
+    implementation: str | None = None,
+) -> tuple[Array, Array | None]:
+    """`lookup` and `rotate` in one call, for whoever has one layer.
+
+    With several layers, look the rows up once per step and rotate with them in each.
+
+    Args:
+      positions: int32 [*B, T], or [A, *B, T] where the layout has an axis map.
+      query: [*B, T, N, H] or [*B, T, N * H].
+      key: [*B, T, K, H] or [*B, T, K * H], or None.
+      table: float32 [P, R] from `compute_cos_sin_cache`. Pass it to a jitted function
+        as an argument: closed over, it becomes a constant of the program.
+      layout: which features turn, in which pairs, by which axis.
+      inverse: undo the rotation instead.
+      out_of_range: what positions of P or more read: NaN, or the last row ("clip").
+      implementation: the name of a route, or None for the best that takes the case.
+
+    Returns:
+      The rotated query and key.
+
+    Raises:
+      TypeError, ValueError: as `lookup` and `rotate` do.
+    """
+    cos, sin = lookup(table, positions, layout=layout, out_of_range=out_of_range)
+    return rotate(
+        query,
+        key,
+        cos,
+        sin,
+        layout=layout,
+        inverse=inverse,
+        implementation=implementation,
+    )
+
+
+def device_table(config: RopeConfig) -> Float32[Array, "P R"]:
+    """The table of a config, on the default device.
+
+    While a function is being traced (a model initialised under jit), the program calls
+    back to the host for it, so that it never becomes a constant of the program.
+    """
+    if not isinstance(jnp.zeros(()), Tracer):
+        return jnp.asarray(compute_cos_sin_cache(config))
+    shape = (config.max_position_embeddings, config.layout.rotary_dim)
+    return jax.pure_callback(
+        lambda: compute_cos_sin_cache(config),
+        jax.ShapeDtypeStruct(shape, jnp.float32),
+    )
+
+
+def _check_implementation(implementation: str | None) -> None:
+    if implementation is not None and implementation not in route_names():
+        raise ValueError(
+            f"implementation must be None or one of {route_names()}, got "
+            f"{implementation!r}"
+        )
+
+
+def _check_rows(cos: Array, sin: Array, layout: RotaryLayout) -> None:
+    for name, row in (("cos", cos), ("sin", sin)):
+        check_array(name, row)
+        if row.dtype != jnp.float32:
+            raise TypeError(
+                f"{name} must be float32, got {row.dtype}; rows are not cast to the "
+                f"model's dtype, the rotation casts its result"
+            )
+    half = layout.rotary_dim // 2
+    if cos.shape != sin.shape or cos.ndim < 2 or cos.shape[-1] != half:
+        raise ValueError(
+            f"cos and sin must both be [*B, T, R/2] with R/2 = {half}, got shapes "
+            f"{cos.shape} and {sin.shape}"
+        )
+
+
+def _as_heads(name: str, x: Array, cos: Array, layout: RotaryLayout) -> Array:
+    """`x` as [*B, T, N, H]: flattened heads are told by their rank."""
+    check_array(name, x)
+    if not jnp.issubdtype(x.dtype, jnp.floating) or compute_dtype(x.dtype) not in (
+        jnp.float32,
+        jnp.float64,
+    ):
+        raise TypeError(f"{name} must be a floating-point array, got {x.dtype}")
+    leading = cos.shape[:-1]
+    if x.ndim == cos.ndim:
+        if x.shape[-1] % layout.head_dim:
+            raise ValueError(
+                f"{name} with flattened heads must be [*B, T, N * H] with H = "
+                f"{layout.head_dim}, got shape {x.shape}; heads that are not flattened "
+                f"have one axis more than the rows, whose shape is {cos.shape}"
+            )
+        x = x.reshape(*x.shape[:-1], -1, layout.head_dim)
+    if x.ndim != cos.ndim + 1 or x.shape[-1] != layout.head_dim:
+        raise ValueError(
+            f"{name} must be [*B, T, N, H] with H = {layout.head_dim} and the leading "
+            f"axes of the rows {cos.shape}, got shape {x.shape}"
+        )
+    if any(row not in (1, own) for row, own in zip(leading, x.shape, strict=False)):
+        raise ValueError(
+            f"{name}'s leading axes must be those of the rows {leading} (1 is shared), "
+            f"got shape {x.shape}; are heads and tokens swapped?"
+        )
+    return x

@@ -1,0 +1,212 @@
+"""rope_p: the rotation as one JAX primitive, with its transformation rules.
+
+`rope_p.bind(*xs, cos, sin)` rotates every x [*B, T, N, H] by the same rows [*B, T,
+R/2]. All leading axes of the operands agree; a row axis of length 1 is shared. One
+lowering rule serves every platform: it asks the table of routes, by the name that the
+PJRT client reports, at the time of lowering. `lax.platform_dependent` would leave a
+`case` in the program and cannot be differentiated; a custom_vjp would forbid forward
+mode; a rule registered for a platform's name fails until that platform's plugin is
+loaded.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array
+
+from jrope._rotate import rotate_one
+from jrope._routes import Rotation, choose_route
+
+rope_p = Primitive("jrope_rope")
+rope_p.multiple_results = True
+
+
+def bind_rope(
+    xs: Sequence[Array],
+    cos: Array,
+    sin: Array,
+    *,
+    is_neox_style: bool,
+    rotary_offset: int,
+    implementation: str | None,
+) -> list[Array]:
+    """Binds the primitive, after making all operands vary over the same mesh axes.
+
+    Inside `shard_map` with `check_vma`, an operand that is the same on every device of
+    an axis must be cast before it meets one that is not.
+    """
+    operands = [*xs, cos, sin]
+    varying = [getattr(jax.typeof(operand), "vma", frozenset()) for operand in operands]
+    union = frozenset().union(*varying)
+    operands = [
+        lax.pcast(operand, tuple(sorted(union - own)), to="varying")
+        if union - own
+        else operand
+        for operand, own in zip(operands, varying, strict=True)
+    ]
+    return rope_p.bind(
+        *operands,
+        is_neox_style=is_neox_style,
+        rotary_offset=rotary_offset,
+        implementation=implementation,
+    )
+
+
+@functools.partial(
+    jax.jit, static_argnames=("is_neox_style", "rotary_offset", "implementation")
+)
+def _eager(*operands: Array, **params: Any) -> list[Array]:
+    """Eager calls run the jitted program: the same bits, and the arrays' own device."""
+    return rope_p.bind(*operands, **params)
+
+
+rope_p.def_impl(_eager)
+
+
+@rope_p.def_abstract_eval
+def _abstract_eval(*operands: Any, **params: Any) -> list[Any]:
+    """Each result has its operand's shape, dtype, sharding and varying axes."""
+    del params
+    return list(operands[:-2])
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+    platforms = tuple(ctx.platforms or ctx.module_context.platforms)
+    run = functools.partial(_run, **params)
+    if len(platforms) == 1:
+        rule = functools.partial(run, platforms[0])
+    else:
+        rule = functools.partial(_run_on_each, platforms, run)
+    return mlir.lower_fun(rule, multiple_results=True)(ctx, *operands)
+
+
+mlir.register_lowering(rope_p, _lower)
+
+
+def _run(
+    platform: str,
+    *operands: Array,
+    is_neox_style: bool,
+    rotary_offset: int,
+    implementation: str | None,
+) -> tuple[Array, ...]:
+    """Runs the platform's route on `(*xs, cos, sin)`."""
+    *xs, cos, sin = operands
+    rotation = Rotation(
+        platform=platform,
+        xs=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in xs),
+        rows=jax.ShapeDtypeStruct(cos.shape, cos.dtype),
+        is_neox_style=is_neox_style,
+        rotary_offset=rotary_offset,
+    )
+    route = choose_route(rotation, implementation)
+    return route.run(rotation, tuple(xs), cos, sin)
+
+
+def _run_on_each(platforms: tuple[str, ...], run: Any, *operands: Array) -> Any:
+    """A program for several platforms (`jax.export`) branches on the platform."""
+    branches = {platform: functools.partial(run, platform) for platform in platforms}
+    return lax.platform_dependent(*operands, **branches)
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+    """Linear in every x; a tangent of the rows is a rotation of x by that tangent."""
+    *xs, cos, sin = primals
+    *x_dots, cos_dot, sin_dot = tangents
+    outs = rope_p.bind(*primals, **params)
+    dots: list[Any] = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
+    moving = [i for i, dot in enumerate(x_dots) if not isinstance(dot, ad.Zero)]
+    if moving:
+        turned = rope_p.bind(*(x_dots[i] for i in moving), cos, sin, **params)
+        for i, dot in zip(moving, turned, strict=True):
+            dots[i] = dot
+    if not (isinstance(cos_dot, ad.Zero) and isinstance(sin_dot, ad.Zero)):
+        cos_dot, sin_dot = map(ad.instantiate_zeros, (cos_dot, sin_dot))
+        for i, x in enumerate(xs):
+            by_rows = _rotate_by_row_tangents(x, cos_dot, sin_dot, params)
+            dots[i] = ad.add_tangents(dots[i], by_rows)
+    return outs, dots
+
+
+ad.primitive_jvps[rope_p] = _jvp
+
+
+def _rotate_by_row_tangents(x: Array, cos: Array, sin: Array, params: Any) -> Array:
+    """The rotated features' change with the rows; features that pass do not change."""
+    half, offset = cos.shape[-1], params["rotary_offset"]
+    end = offset + 2 * half
+    turned = rotate_one(
+        x[..., offset:end], cos, sin, is_neox_style=params["is_neox_style"]
+    )
+    widths = [(0, 0)] * (x.ndim - 1) + [(offset, x.shape[-1] - end)]
+    return jnp.pad(turned, widths)
+
+
+def _transpose(cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
+    """The transpose of a rotation negates sin."""
+    *xs, cos, sin = operands
+    if ad.is_undefined_primal(cos) or ad.is_undefined_primal(sin):
+        raise NotImplementedError("rope_p is linear in its operands, not in its rows")
+    wanted = [
+        i
+        for i, (ct, x) in enumerate(zip(cotangents, xs, strict=True))
+        if ad.is_undefined_primal(x) and not isinstance(ct, ad.Zero)
+    ]
+    results: list[Any] = [
+        ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in xs
+    ]
+    if wanted:
+        back = rope_p.bind(*(cotangents[i] for i in wanted), cos, -sin, **params)
+        for i, ct in zip(wanted, back, strict=True):
+            results[i] = ct
+    return [*results, None, None]
+
+
+ad.primitive_transposes[rope_p] = _transpose
+
+
+def _batch(
+    operands: Sequence[Any], dims: Sequence[Any], **params: Any
+) -> tuple[list[Array], list[Any]]:
+    """Moves the batch axis to the front.
+
+    Operands without one stay as they are when the rows have none either.
+    """
+    *xs, cos, sin = operands
+    *x_dims, cos_dim, sin_dim = dims
+    rows_mapped = cos_dim is not None or sin_dim is not None
+    size = next(
+        operand.shape[dim]
+        for operand, dim in zip(operands, dims, strict=True)
+        if dim is not None
+    )
+
+    def front(operand: Array, dim: Any) -> Array:
+        return operand[None] if dim is None else jnp.moveaxis(operand, dim, 0)
+
+    outs: list[Any] = list(xs)
+    out_dims: list[Any] = [None] * len(xs)
+    moved = [i for i, dim in enumerate(x_dims) if rows_mapped or dim is not None]
+    still = [i for i in range(len(xs)) if i not in moved]
+    stacked = [front(xs[i], x_dims[i]) for i in moved]
+    stacked = [
+        jnp.broadcast_to(x, (size, *x.shape[1:])) if x.shape[0] != size else x
+        for x in stacked
+    ]
+    turned = rope_p.bind(*stacked, front(cos, cos_dim), front(sin, sin_dim), **params)
+    for i, out in zip(moved, turned, strict=True):
+        outs[i], out_dims[i] = out, 0
+    if still:
+        turned = rope_p.bind(*(xs[i] for i in still), cos, sin, **params)
+        for i, out in zip(still, turned, strict=True):
+            outs[i] = out
+    return outs, out_dims
+
+
+batching.primitive_batchers[rope_p] = _batch

@@ -1,0 +1,46 @@
+"""The table of routes: which ways there are to run the rotation on each platform."""
+
+from jrope._routes._route import Rotation, Route
+from jrope._routes.xla import XLA
+
+# Best first, for each platform as its PJRT client reports it; XLA, which takes every
+# case on every platform, always comes last and is not written here. See README.md.
+ROUTES: dict[str, tuple[Route, ...]] = {}
+
+
+def routes_for(platform: str) -> tuple[Route, ...]:
+    """The routes of a platform, known or not, best first."""
+    return (*ROUTES.get(platform, ()), XLA)
+
+
+def route_names() -> tuple[str, ...]:
+    """Every name that `implementation=` may have."""
+    names = {route.name for routes in ROUTES.values() for route in routes}
+    return tuple(sorted(names | {XLA.name}))
+
+
+def choose_route(rotation: Rotation, implementation: str | None) -> Route:
+    """The best route that takes the case, or the one that was asked for.
+
+    Raises:
+      ValueError: if the route asked for is not one of the platform's, or declines; the
+        message gives its reason.
+    """
+    candidates = routes_for(rotation.platform)
+    if implementation is None:
+        return next(route for route in candidates if route.declines(rotation) is None)
+    for route in candidates:
+        if route.name == implementation:
+            reason = route.declines(rotation)
+            if reason is None:
+                return route
+            raise ValueError(
+                f"implementation={implementation!r} declines this rotation: {reason}"
+            )
+    raise ValueError(
+        f"implementation must be one of {[route.name for route in candidates]} on "
+        f"platform {rotation.platform!r}, got {implementation!r}"
+    )
+
+
+__all__ = ["ROUTES", "Rotation", "Route", "choose_route", "route_names", "routes_for"]

@@ -1,0 +1,34 @@
+"""No scaling: the geometric series of the RoPE paper."""
+
+import dataclasses
+
+from jrope._scaling._base import Frequencies, Geometry, Scaling, geometric_inv_freq
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Default(Scaling):
+    """Unscaled frequencies, `theta ** (-2i / R)`.
+
+    Source: Su et al. 2021, arXiv:2104.09864, section 3.3.
+    """
+
+    rope_type = "default"
+    examples = {
+        "Llama-3-8B": {
+            "head_dim": 128,
+            "max_position_embeddings": 8192,
+            "rope_theta": 500000.0,
+            "rope_scaling": None,
+        },
+        "SmolLM2-135M": {
+            "head_dim": 64,
+            "max_position_embeddings": 8192,
+            "rope_theta": 100000.0,
+        },
+    }
+
+    def frequencies(self, geometry: Geometry) -> Frequencies:
+        """The unscaled series."""
+        return Frequencies(
+            inv_freq=geometric_inv_freq(geometry.rope_theta, geometry.rotary_dim)
+        )

@@ -1,0 +1,110 @@
+"""What the Flax shells share: everything but where the table is kept."""
+
+from typing import Self, overload
+
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Float32
+
+from jrope._config import RopeConfig
+from jrope._hf import config_from_hf
+from jrope._ops import rotate
+from jrope._rotate import OutOfRange
+
+
+class RotaryMethods:
+    """Methods over a config and `rows`; a shell brings the table and the framework."""
+
+    config: RopeConfig
+    implementation: str | None
+    out_of_range: OutOfRange
+
+    @classmethod
+    def from_hf(
+        cls,
+        hf_config: object,
+        *,
+        layer_type: str | None = None,
+        max_position_embeddings: int | None = None,
+        implementation: str | None = None,
+        out_of_range: OutOfRange = "nan",
+    ) -> Self:
+        """The rotary embedding of a model, from its config.json.
+
+        Args:
+          hf_config: as `config_from_hf` takes it.
+          layer_type: which layers, for models whose layers differ.
+          max_position_embeddings: rows of the table, in place of the config's own.
+          implementation: the name of a route, or None.
+          out_of_range: what positions past the table read.
+
+        Raises:
+          ValueError, TypeError: as `config_from_hf`, and where these layers have none.
+        """
+        config = config_from_hf(
+            hf_config,
+            layer_type=layer_type,
+            max_position_embeddings=max_position_embeddings,
+        )
+        if config is None:
+            raise ValueError(
+                f"layers of type {layer_type!r} have no rotary embedding; ask "
+                f"config_from_hf, which returns None for them"
+            )
+        make: type = cls  # Its constructor is the framework's.
+        return make(
+            config=config, implementation=implementation, out_of_range=out_of_range
+        )
+
+    def rows(
+        self, positions: ArrayLike
+    ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
+        """This step's rows, for all layers: see `jrope.lookup`."""
+        raise NotImplementedError
+
+    @overload
+    def rotate(
+        self, query: Array, key: Array, cos: Array, sin: Array, *, inverse: bool = ...
+    ) -> tuple[Array, Array]: ...
+    @overload
+    def rotate(
+        self, query: Array, key: None, cos: Array, sin: Array, *, inverse: bool = ...
+    ) -> tuple[Array, None]: ...
+    def rotate(
+        self,
+        query: Float[Array, "... NH"],
+        key: Float[Array, "... KH"] | None,
+        cos: Float32[Array, "... half"],
+        sin: Float32[Array, "... half"],
+        *,
+        inverse: bool = False,
+    ) -> tuple[Array, Array | None]:
+        """Rotates one layer's heads by this step's rows: see `jrope.rotate`."""
+        return rotate(
+            query,
+            key,
+            cos,
+            sin,
+            layout=self.config.layout,
+            inverse=inverse,
+            implementation=self.implementation,
+        )
+
+    @overload
+    def __call__(
+        self, positions: ArrayLike, query: Array, key: Array, *, inverse: bool = ...
+    ) -> tuple[Array, Array]: ...
+    @overload
+    def __call__(
+        self, positions: ArrayLike, query: Array, key: None, *, inverse: bool = ...
+    ) -> tuple[Array, None]: ...
+    def __call__(
+        self,
+        positions: ArrayLike,
+        query: Float[Array, "... NH"],
+        key: Float[Array, "... KH"] | None,
+        *,
+        inverse: bool = False,
+    ) -> tuple[Array, Array | None]:
+        """`rows` and `rotate` in one call, for a single layer."""
+        cos, sin = self.rows(positions)
+        return self.rotate(query, key, cos, sin, inverse=inverse)

@@ -1,0 +1,75 @@
+"""The flax.linen shell: a module whose table lies in the collection `rope_cache`."""
+
+import flax.linen as nn
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float32
+
+from jrope._config import RopeConfig
+from jrope._ops import device_table
+from jrope._rotate import OutOfRange, lookup
+from jrope._shell import RotaryMethods
+
+COLLECTION = "rope_cache"
+_NAME = "cos_sin_cache"
+
+
+class RotaryEmbedding(RotaryMethods, nn.Module):
+    """Rotary embedding over one static table, shared by all layers of a model.
+
+    The table is a variable of the collection `rope_cache`, never of `params`: `init`
+    makes it, checkpoints of `variables["params"]` do not hold it, and after a restore
+    it comes back from `rope_variables`. Under `nn.scan` use
+    `variable_broadcast="rope_cache"`.
+
+    Args:
+      config: what to rotate, and how.
+      implementation: the name of a route, or None for the best that takes the case.
+      out_of_range: what positions of P or more read: NaN rows, or the last row
+        ("clip").
+    """
+
+    config: RopeConfig
+    implementation: str | None = None
+    out_of_range: OutOfRange = "nan"
+
+    def setup(self) -> None:
+        """Finds the table, or builds it while the model is being initialised.
+
+        Raises:
+          ValueError: if `apply` was given variables without the table.
+        """
+        if not self.is_initializing() and not self.has_variable(COLLECTION, _NAME):
+            raise ValueError(
+                f"the collection {COLLECTION!r} must hold this module's table at "
+                f"{'/'.join((*self.path, _NAME))}, got none; put "
+                f"jrope.linen.rope_variables(config) there after restoring params"
+            )
+        self.cos_sin_cache = self.variable(
+            COLLECTION, _NAME, lambda: device_table(self.config)
+        )
+
+    def rows(
+        self, positions: ArrayLike
+    ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
+        """This step's rows, for all layers: see `jrope.lookup`."""
+        return lookup(
+            self.cos_sin_cache.value,
+            positions,
+            layout=self.config.layout,
+            out_of_range=self.out_of_range,
+        )
+
+
+def rope_variables(config: RopeConfig) -> dict[str, Array]:
+    """The variables of one `RotaryEmbedding`, to put beside restored params.
+
+    For a model that holds it as `self.rope`:
+    `variables = {"params": params, "rope_cache": {"rope": rope_variables(config)}}`.
+
+    Args:
+      config: the module's config.
+
+    Returns:
+      `{"cos_sin_cache": table}`, the table float32 [P, R].
+    """
+    return {_NAME: device_table(config)}

@@ -1,0 +1,1 @@
+"""Position builders on the host (numpy and numba; importing this never loads jax)."""

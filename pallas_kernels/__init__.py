@@ -1,0 +1,1 @@
+"""Pallas kernels for NVIDIA GPUs: jax only, with no knowledge of jrope."""
