@@ -11,9 +11,11 @@ from jaxtyping import Array, Float, Float32
 from jrope._config import RopeConfig
 from jrope._layout import RotaryLayout
 from jrope._primitive import bind_rope
-from jrope._rotate import OutOfRange, check_array, compute_dtype, lookup
+from jrope._rotate import OutOfRange, check_array, lookup
 from jrope._routes import route_names
 from jrope._tables import compute_cos_sin_cache
+
+_HEAD_DTYPES = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
 
 
 @overload
@@ -206,11 +208,11 @@ def _check_rows(cos: Array, sin: Array, layout: RotaryLayout) -> None:
 def _as_heads(name: str, x: Array, cos: Array, layout: RotaryLayout) -> Array:
     """`x` as [*B, T, N, H]: flattened heads are told by their rank."""
     check_array(name, x)
-    if not jnp.issubdtype(x.dtype, jnp.floating) or compute_dtype(x.dtype) not in (
-        jnp.float32,
-        jnp.float64,
-    ):
-        raise TypeError(f"{name} must be a floating-point array, got {x.dtype}")
+    if x.dtype not in _HEAD_DTYPES:
+        raise TypeError(
+            f"{name} must be one of {[str(dtype) for dtype in _HEAD_DTYPES]}, got "
+            f"{x.dtype}"
+        )
     leading = cos.shape[:-1]
     if x.ndim == cos.ndim:
         if x.shape[-1] % layout.head_dim:
@@ -219,7 +221,8 @@ def _as_heads(name: str, x: Array, cos: Array, layout: RotaryLayout) -> Array:
                 f"{layout.head_dim}, got shape {x.shape}; heads that are not flattened "
                 f"have one axis more than the rows, whose shape is {cos.shape}"
             )
-        x = x.reshape(*x.shape[:-1], -1, layout.head_dim)
+        heads = x.shape[-1] // layout.head_dim
+        x = x.reshape(*x.shape[:-1], heads, layout.head_dim)
     if x.ndim != cos.ndim + 1 or x.shape[-1] != layout.head_dim:
         raise ValueError(
             f"{name} must be [*B, T, N, H] with H = {layout.head_dim} and the leading "

@@ -1,6 +1,6 @@
 """Lookup and rotation in plain JAX: the definition that every route must match."""
 
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -214,6 +214,6 @@ def turn_pairs(
     return (a * c - b * s).astype(first.dtype), (b * c + a * s).astype(first.dtype)
 
 
-def compute_dtype(dtype: jnp.dtype) -> jnp.dtype:
+def compute_dtype(dtype: np.dtype) -> np.dtype:
     """The type that a rotation of `dtype` computes in: float32, or float64 for it."""
-    return cast(jnp.dtype, jnp.promote_types(dtype, jnp.float32))
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)

@@ -1,0 +1,54 @@
+"""Strict settings for every test: nothing is promoted, warned about or left unchecked."""
+
+import jax
+import jaxtyping
+import pytest
+
+# Before any module of jrope is imported: its array annotations are checked in tests only.
+# Modules are named one by one, since the hook breaks numba-compiled ones.
+jaxtyping.install_import_hook(
+    [
+        "jrope._ops",
+        "jrope._rotate",
+        "jrope._shell",
+        "jrope.linen",
+        "jrope.nnx",
+    ],
+    "beartype.beartype",
+)
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(autouse=True)
+def fresh_trace_counter():
+    """Each test counts its own traces."""
+    import chex
+
+    chex.clear_trace_counter()
+
+
+@pytest.fixture
+def unchecked():
+    """Turns jaxtyping off, to see what jrope's own checks say."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def compilations():
+    """A list that grows by one entry a program that XLA compiles."""
+    durations: list[float] = []
+
+    def listen(event: str, duration: float, **kwargs: object) -> None:
+        del kwargs
+        if event.endswith("backend_compile_duration"):
+            durations.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield durations
+    jax.monitoring.unregister_event_duration_listener(listen)
