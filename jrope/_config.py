@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class RopeConfig:
       rope_theta: base of the geometric series of frequencies.
       max_position_embeddings: rows of the table, P: one more than the largest position.
       scaling: one of `jrope.SCALINGS`.
-      rotary_dim: features rotated, R; None for all of the head.
+      rotary_dim: features rotated, R; None, which becomes `head_dim`, for all.
       rotary_offset: index of the first rotated feature.
       is_neox_style: pairs are (i, i + R/2) if True, (2i, 2i + 1) (GPT-J) if False.
       axis_of_frequency: for multimodal RoPE, the axis that drives each frequency.
@@ -39,7 +39,7 @@ class RopeConfig:
       TypeError, ValueError: if a value has the wrong type or the sizes do not fit.
 
     >>> config = RopeConfig(head_dim=64, rope_theta=1e4, max_position_embeddings=8)
-    >>> config.layout.rotary_dim
+    >>> config.rotary_dim
     64
     """
 
@@ -55,7 +55,9 @@ class RopeConfig:
     inv_freq: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Checks every field, the layout's by making it."""
+        """Fills in `rotary_dim`; checks every field, the layout's by making it."""
+        if self.rotary_dim is None:
+            object.__setattr__(self, "rotary_dim", self.head_dim)
         check_number("rope_theta", self.rope_theta)
         check_int("max_position_embeddings", self.max_position_embeddings, minimum=1)
         if self.max_position_embeddings > 2**31 - 1:
@@ -89,10 +91,10 @@ class RopeConfig:
 
     @functools.cached_property
     def layout(self) -> RotaryLayout:
-        """Where in a head the rotation acts; its `rotary_dim` is never None."""
+        """Where in a head the rotation acts."""
         return RotaryLayout(
             head_dim=self.head_dim,
-            rotary_dim=self.head_dim if self.rotary_dim is None else self.rotary_dim,
+            rotary_dim=cast(int, self.rotary_dim),
             rotary_offset=self.rotary_offset,
             is_neox_style=self.is_neox_style,
             axis_of_frequency=self.axis_of_frequency,

@@ -1,6 +1,7 @@
 """The flax.linen shell: a module whose table lies in the collection `rope_cache`."""
 
 import flax.linen as nn
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float32
 
@@ -52,8 +53,11 @@ class RotaryEmbedding(RotaryMethods, nn.Module):
         self, positions: ArrayLike
     ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
         """This step's rows, for all layers: see `jrope.lookup`."""
+        # nn.scan hands variables that do not vary over as host arrays while it
+        # initialises.
+        table = jnp.asarray(self.cos_sin_cache.value)
         return lookup(
-            self.cos_sin_cache.value,
+            table,
             positions,
             layout=self.config.layout,
             out_of_range=self.out_of_range,

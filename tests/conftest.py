@@ -1,11 +1,11 @@
-"""Strict settings for every test: nothing is promoted, warned about or left unchecked."""
+"""Strict settings for every test: nothing promoted, warned about or unchecked."""
 
 import jax
 import jaxtyping
 import pytest
 
-# Before any module of jrope is imported: its array annotations are checked in tests only.
-# Modules are named one by one, since the hook breaks numba-compiled ones.
+# Before any module of jrope is imported: its array annotations are checked in tests
+# only. Modules are named one by one, since the hook breaks numba-compiled ones.
 jaxtyping.install_import_hook(
     [
         "jrope._ops",

@@ -23,9 +23,7 @@ def read(config, **kwargs):
 
 def test_plain_config_of_either_spelling():
     v4 = read({**V4, "rope_scaling": None})
-    v5 = read(
-        {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-    )
+    v5 = read({**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}})
     assert v4 == v5 == read(V4)
     assert v4.head_dim == 32
     assert v4.max_position_embeddings == 512
@@ -69,7 +67,9 @@ def test_layers_that_differ_in_the_newer_spelling():
     full = read(nested, layer_type="full_attention")
     assert (full.rope_theta, full.scaling) == (1e6, Linear(factor=8))
     assert config_from_hf(nested, layer_type="no_rope") is None
-    with pytest.raises(ValueError, match=r"layer_type must be one of \['full_att.* None"):
+    with pytest.raises(
+        ValueError, match=r"layer_type must be one of \['full_att.* None"
+    ):
         config_from_hf(nested)
 
 
@@ -84,7 +84,9 @@ def test_layers_that_differ_in_gemmas_spelling():
     assert (sliding.rope_theta, sliding.scaling.rope_type) == (1e4, "default")
     full = read(gemma, layer_type="full_attention")
     assert (full.rope_theta, full.scaling) == (1e6, Linear(factor=8.0))
-    with pytest.raises(ValueError, match="this model has rope_local_base_freq, got None"):
+    with pytest.raises(
+        ValueError, match="this model has rope_local_base_freq, got None"
+    ):
         config_from_hf(gemma)
 
 
@@ -118,14 +120,22 @@ def test_table_length_can_be_chosen():
     ("config", "error", "message"),
     [
         (BASE, ValueError, "must have 'rope_theta'"),
-        ({"rope_theta": 1e4, "head_dim": 8}, ValueError, "have 'max_position_embeddings'"),
+        (
+            {"rope_theta": 1e4, "head_dim": 8},
+            ValueError,
+            "have 'max_position_embeddings'",
+        ),
         ({**V4, "hidden_size": None}, ValueError, "must have 'hidden_size'"),
         ({**V4, "hidden_size": 130}, ValueError, "multiple of num_attention_heads"),
         ({**V4, "head_dim": "64"}, TypeError, "head_dim must be an int, got '64'"),
         ({**V4, "rope_theta": "big"}, TypeError, "rope_theta must be a number"),
         ({**V4, "partial_rotary_factor": 1.5}, ValueError, "at most 1, got 1.5"),
         ({**V4, "partial_rotary_factor": 0.3}, ValueError, "rotary_dim must be even"),
-        ({**V4, "rope_scaling": "linear"}, TypeError, "must be a mapping, got 'linear'"),
+        (
+            {**V4, "rope_scaling": "linear"},
+            TypeError,
+            "must be a mapping, got 'linear'",
+        ),
         (
             {**V4, "rope_scaling": {"rope_type": "nosuch"}},
             ValueError,

@@ -25,7 +25,11 @@ def test_axes():
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"rotary_dim": 31}, ValueError, r"rotary_dim must be even.* got 31; is partial"),
+        (
+            {"rotary_dim": 31},
+            ValueError,
+            r"rotary_dim must be even.* got 31; is partial",
+        ),
         ({"rotary_dim": 66}, ValueError, r"at most head_dim = 64, got 0 \+ 66"),
         ({"rotary_dim": 0}, ValueError, "rotary_dim must be at least 2, got 0"),
         ({"rotary_dim": 32.0}, TypeError, "rotary_dim must be an int, got 32.0"),

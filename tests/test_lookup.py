@@ -77,7 +77,11 @@ def test_refused_positions(positions, error, message):
 @pytest.mark.parametrize(
     ("table", "error", "message"),
     [
-        (TABLE.astype(jnp.bfloat16), TypeError, "be float32, got bfloat16; was the who"),
+        (
+            TABLE.astype(jnp.bfloat16),
+            TypeError,
+            "be float32, got bfloat16; was the who",
+        ),
         (TABLE[None], ValueError, r"must be \[P, R\].* got shape \(1, 32, 8\); was it"),
         (TABLE[:, :6], ValueError, r"R = rotary_dim = 8, got shape \(32, 6\)"),
         (HOST_TABLE, TypeError, "must be a jax.Array, got ndarray; move it to the dev"),

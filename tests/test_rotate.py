@@ -99,8 +99,11 @@ def scaled_configs():
     for rope_type, scaling in SCALINGS.items():
         hf_config = next(iter(scaling.examples.values()))
         yield rope_type, config_from_hf(hf_config, max_position_embeddings=4096)
-    yield "loud", RopeConfig(
-        head_dim=64, rope_theta=1e4, max_position_embeddings=4096, scaling=Loud()
+    yield (
+        "loud",
+        RopeConfig(
+            head_dim=64, rope_theta=1e4, max_position_embeddings=4096, scaling=Loud()
+        ),
     )
 
 
@@ -223,16 +226,44 @@ QUERY = heads((5, 2, 8))
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"query": heads((2, 5, 8))}, ValueError, r"rows \(5,\).* heads and tokens swap"),
-        ({"query": heads((5, 2, 16))}, ValueError, r"with H = 8 and.* got shape \(5, 2, 1"),
-        ({"query": heads((5, 12))}, ValueError, r"\[\*B, T, N \* H\] with H = 8, got sh"),
+        (
+            {"query": heads((2, 5, 8))},
+            ValueError,
+            r"rows \(5,\).* heads and tokens swap",
+        ),
+        (
+            {"query": heads((5, 2, 16))},
+            ValueError,
+            r"with H = 8 and.* got shape \(5, 2, 1",
+        ),
+        (
+            {"query": heads((5, 12))},
+            ValueError,
+            r"\[\*B, T, N \* H\] with H = 8, got sh",
+        ),
         ({"query": heads((3, 5, 2, 8))}, ValueError, r"got shape \(3, 5, 2, 8\)"),
-        ({"query": QUERY.astype(jnp.int32)}, TypeError, "query must be one of .*got int32"),
-        ({"query": np.asarray(QUERY)}, TypeError, "query must be a jax.Array, got ndarr"),
+        (
+            {"query": QUERY.astype(jnp.int32)},
+            TypeError,
+            "query must be one of .*got int32",
+        ),
+        (
+            {"query": np.asarray(QUERY)},
+            TypeError,
+            "query must be a jax.Array, got ndarr",
+        ),
         ({"key": heads((4, 2, 8))}, ValueError, "key's leading axes must be those of"),
-        ({"cos": COS.astype(jnp.bfloat16)}, TypeError, "cos must be float32, got bfloat1"),
+        (
+            {"cos": COS.astype(jnp.bfloat16)},
+            TypeError,
+            "cos must be float32, got bfloat1",
+        ),
         ({"sin": SIN[:, :3]}, ValueError, r"R/2 = 4, got shapes \(5, 4\) and \(5, 3\)"),
-        ({"implementation": "cudnn"}, ValueError, "None or one of .*'xla'.* got 'cudnn'"),
+        (
+            {"implementation": "cudnn"},
+            ValueError,
+            "None or one of .*'xla'.* got 'cudnn'",
+        ),
     ],
 )
 def test_refusals(unchecked, fields, error, message):

@@ -1,0 +1,97 @@
+"""Meshes: the rotation follows its operands' sharding and adds no communication."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jrope import RopeConfig, apply_rope, compute_cos_sin_cache
+
+CONFIG = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=64)
+LAYOUT = CONFIG.layout
+RNG = np.random.default_rng(0)
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+
+
+def operands():
+    table = jnp.asarray(compute_cos_sin_cache(CONFIG))
+    positions = jnp.asarray(RNG.integers(0, 64, (8, 8)), jnp.int32)
+    query = jnp.asarray(RNG.standard_normal((8, 8, 16, 8)), jnp.float32)
+    key = jnp.asarray(RNG.standard_normal((8, 8, 8, 8)), jnp.float32)
+    return positions, query, key, table
+
+
+def run(positions, query, key, table):
+    return apply_rope(positions, query, key, table, layout=LAYOUT)
+
+
+def loss(query, positions, key, table):
+    return jnp.sum(run(positions, query, key, table)[0] ** 2)
+
+
+def placed(mesh, arrays):
+    specs = (P("data"), P("data", None, "heads"), P("data", None, "heads"), P())
+    return [
+        jax.device_put(array, NamedSharding(mesh, spec))
+        for array, spec in zip(arrays, specs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 4), (8, 1)])
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_plain_jit_keeps_the_sharding_without_a_collective(shape, axis_type):
+    arrays = operands()
+    expected = run(*arrays)
+    mesh = jax.make_mesh(shape, ("data", "heads"), axis_types=(axis_type,) * 2)
+    with jax.set_mesh(mesh):
+        on_mesh = placed(mesh, arrays)
+        step = jax.jit(run)
+        outs = step(*on_mesh)
+        for out, whole, given in zip(outs, expected, on_mesh[1:3], strict=True):
+            np.testing.assert_array_equal(out, whole)
+            assert out.sharding.is_equivalent_to(given.sharding, out.ndim)
+        text = step.lower(*on_mesh).compile().as_text()
+        assert not [name for name in COLLECTIVES if name in text]
+        positions, query, key, table = on_mesh
+        gradient = jax.jit(jax.grad(loss))(query, positions, key, table)
+        np.testing.assert_allclose(gradient, 2 * arrays[1], rtol=1e-5, atol=1e-6)
+        assert gradient.sharding.is_equivalent_to(query.sharding, query.ndim)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shard_map(check_vma):
+    arrays = operands()
+    mesh = jax.make_mesh((2, 4), ("data", "heads"), axis_types=(AxisType.Auto,) * 2)
+    spec = P("data", None, "heads")
+    step = jax.jit(
+        jax.shard_map(
+            run,
+            mesh=mesh,
+            in_specs=(P("data"), spec, spec, P()),
+            out_specs=(spec, spec),
+            check_vma=check_vma,
+        )
+    )
+    for out, whole in zip(step(*arrays), run(*arrays), strict=True):
+        np.testing.assert_array_equal(out, whole)
+    positions, query, key, table = arrays
+    gradient = jax.grad(lambda q: jnp.sum(step(positions, q, key, table)[0] ** 2))(
+        query
+    )
+    np.testing.assert_allclose(gradient, 2 * query, rtol=1e-5, atol=1e-6)
+
+
+def test_shard_map_of_replicated_heads_over_split_positions():
+    positions, query, _, table = operands()
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+    def step(positions, query, table):
+        return apply_rope(positions, query, None, table, layout=LAYOUT)[0]
+
+    out = jax.shard_map(
+        step, mesh=mesh, in_specs=(P("data"), P(), P()), out_specs=P("data")
+    )(positions, query[:1], table)
+    expected = step(positions, jnp.broadcast_to(query[:1], query.shape), table)
+    np.testing.assert_array_equal(out, expected)
