@@ -44,10 +44,10 @@ def compilations():
     """A list that grows by one entry a program that XLA compiles."""
     durations: list[float] = []
 
-    def listen(event: str, duration: float, **kwargs: object) -> None:
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         del kwargs
         if event.endswith("backend_compile_duration"):
-            durations.append(duration)
+            durations.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield durations

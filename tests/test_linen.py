@@ -1,5 +1,7 @@
 """The linen shell: its table lies in `rope_cache`, wherever the module is taken."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,17 @@ TABLE = compute_cos_sin_cache(CONFIG)
 POSITIONS = jnp.arange(10, dtype=jnp.int32).reshape(2, 5)
 X = jnp.asarray(np.random.default_rng(0).standard_normal((2, 5, 4, 8)), jnp.float32)
 KEY = jax.random.key(0)
+# Flax annotates these narrower than they are.
+BROADCAST: Any = nn.broadcast
+UNMAPPED: Any = (None, None)
+
+
+def init(module: nn.Module, *args: Any) -> Any:
+    return module.init(KEY, *args)
+
+
+def apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module.apply(*args, **kwargs)
 
 
 class Model(nn.Module):
@@ -34,12 +47,12 @@ class Model(nn.Module):
 
 def test_call_is_rows_then_rotate():
     variables = {"rope_cache": rope_variables(CONFIG)}
-    made = RotaryEmbedding(CONFIG).apply(variables, POSITIONS, X, X)
+    made = apply(RotaryEmbedding(CONFIG), variables, POSITIONS, X, X)
     right = apply_rope(POSITIONS, X, X, jnp.asarray(TABLE), layout=CONFIG.layout)
     for one, other in zip(made, right, strict=True):
         np.testing.assert_array_equal(one, other)
-    back, none = RotaryEmbedding(CONFIG).apply(
-        variables, POSITIONS, right[0], None, inverse=True
+    back, none = apply(
+        RotaryEmbedding(CONFIG), variables, POSITIONS, right[0], None, inverse=True
     )
     np.testing.assert_allclose(back, X, rtol=0, atol=1e-6)
     assert none is None
@@ -51,7 +64,7 @@ def test_from_hf():
 
 
 def test_the_table_is_no_parameter():
-    variables = Model().init(KEY, POSITIONS, X)
+    variables = init(Model(), POSITIONS, X)
     assert set(variables) == {"params", "rope_cache"}
     assert "rope" not in variables["params"]
     table = variables["rope_cache"]["rope"]["cos_sin_cache"]
@@ -59,25 +72,25 @@ def test_the_table_is_no_parameter():
 
 
 def test_weight_decay_leaves_the_table():
-    variables = Model().init(KEY, POSITIONS, X)
+    variables = init(Model(), POSITIONS, X)
     params, cache = variables["params"], variables["rope_cache"]
     transform = optax.adamw(1e-1, weight_decay=1e-1)
 
     def loss(params):
-        out = Model().apply({"params": params, "rope_cache": cache}, POSITIONS, X)
+        out = apply(Model(), {"params": params, "rope_cache": cache}, POSITIONS, X)
         return jnp.sum(out**2)
 
     gradients = jax.grad(loss)(params)
     with jax.numpy_dtype_promotion("standard"):  # optax promotes its step counter.
         updates, _ = transform.update(gradients, transform.init(params), params)
     stepped = {"params": optax.apply_updates(params, updates), "rope_cache": cache}
-    out, mutated = Model().apply(stepped, POSITIONS, X, mutable=True)
+    out, mutated = apply(Model(), stepped, POSITIONS, X, mutable=True)
     np.testing.assert_array_equal(mutated["rope_cache"]["rope"]["cos_sin_cache"], TABLE)
     assert np.isfinite(out).all()
 
 
 def test_checkpoint_of_params_holds_no_table(tmp_path):
-    variables = Model().init(KEY, POSITIONS, X)
+    variables = init(Model(), POSITIONS, X)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "params", variables["params"])
         checkpointer.wait_until_finished()
@@ -86,23 +99,23 @@ def test_checkpoint_of_params_holds_no_table(tmp_path):
     with pytest.raises(
         ValueError, match=r"at rope/cos_sin_cache, got none; put jrope.linen.rope_vari"
     ):
-        Model().apply({"params": params}, POSITIONS, X)
+        apply(Model(), {"params": params}, POSITIONS, X)
     filled = {"params": params, "rope_cache": {"rope": rope_variables(CONFIG)}}
     np.testing.assert_array_equal(
-        Model().apply(filled, POSITIONS, X), Model().apply(variables, POSITIONS, X)
+        apply(Model(), filled, POSITIONS, X), apply(Model(), variables, POSITIONS, X)
     )
 
 
 def test_an_absent_collection_at_the_top_level():
     with pytest.raises(ValueError, match="table at cos_sin_cache, got none"):
-        RotaryEmbedding(CONFIG).apply({}, POSITIONS, X, None)
+        apply(RotaryEmbedding(CONFIG), {}, POSITIONS, X, None)
 
 
 def test_a_cast_table_is_refused(unchecked):
-    variables = Model().init(KEY, POSITIONS, X)
+    variables = init(Model(), POSITIONS, X)
     halved = jax.tree.map(lambda x: x.astype(jnp.bfloat16), variables)
     with pytest.raises(TypeError, match="be float32, got bfloat16.*linen.rope_variabl"):
-        Model().apply(halved, POSITIONS, X)
+        apply(Model(), halved, POSITIONS, X)
 
 
 class Holder(nn.Module):
@@ -122,7 +135,7 @@ def lifted(remat):
         variable_axes={"params": 0},
         variable_broadcast="rope_cache",
         split_rngs={"params": True},
-        in_axes=nn.broadcast,
+        in_axes=BROADCAST,
         length=3,
     )()
 
@@ -130,9 +143,9 @@ def lifted(remat):
 @pytest.mark.parametrize("remat", [False, True])
 def test_scan_over_layers_keeps_one_table(remat):
     stack = lifted(remat)
-    variables = stack.init(KEY, X, POSITIONS)
+    variables = init(stack, X, POSITIONS)
     assert variables["rope_cache"]["rope"]["cos_sin_cache"].shape == TABLE.shape
-    out, _ = stack.apply(variables, X, POSITIONS)
+    out, _ = apply(stack, variables, X, POSITIONS)
     kernels = variables["params"]["proj"]
     expected = X
     for i in range(3):
@@ -146,7 +159,7 @@ def test_scan_over_layers_keeps_one_table(remat):
 
     def loss(params):
         cache = variables["rope_cache"]
-        out, _ = stack.apply({"params": params, "rope_cache": cache}, X, POSITIONS)
+        out, _ = apply(stack, {"params": params, "rope_cache": cache}, X, POSITIONS)
         return jnp.sum(out**2)
 
     gradient = jax.grad(loss)(variables["params"])
@@ -158,12 +171,12 @@ def test_vmap_over_layers_keeps_one_table():
         Holder,
         variable_axes={"params": 0, "rope_cache": None},
         split_rngs={"params": True},
-        in_axes=(None, None),
+        in_axes=UNMAPPED,
         axis_size=3,
     )()
-    variables = many.init(KEY, X, POSITIONS)
+    variables = init(many, X, POSITIONS)
     assert variables["rope_cache"]["rope"]["cos_sin_cache"].shape == TABLE.shape
-    out, _ = many.apply(variables, X, POSITIONS)
+    out, _ = apply(many, variables, X, POSITIONS)
     assert out.shape == (3, *X.shape)
 
 
@@ -171,10 +184,10 @@ def test_init_under_jit_and_donated_variables():
     variables = jax.jit(Model().init)(KEY, POSITIONS, X)
     table = variables["rope_cache"]["rope"]["cos_sin_cache"]
     np.testing.assert_array_equal(table, TABLE)
-    expected = Model().apply(variables, POSITIONS, X)
+    expected = apply(Model(), variables, POSITIONS, X)
 
     def step(variables, positions, x):
-        return Model().apply(variables, positions, x), variables
+        return apply(Model(), variables, positions, x), variables
 
     donating = jax.jit(step, donate_argnums=0)
     for _ in range(3):

@@ -28,7 +28,8 @@ def test_a_thousand_steps_trace_and_compile_once(compilations):
 
     lengths = rng.integers(0, P - 1000, SLOTS).astype(np.int32)
     lengths[0] = P - 1000  # This one ends at P - 1.
-    jax.block_until_ready(step(state, lengths[:, None].copy(), query, key))
+    positions = lengths[:, None].copy()
+    turned, _ = jax.block_until_ready(step(state, positions, query, key))
     warm = len(compilations)
     table = np.asarray(state["cos_sin_cache"][...])
     for _ in range(1000):
