@@ -33,7 +33,7 @@ def draw_turns(figure) -> None:
     query = jnp.tile(jnp.asarray([1.0] * 4 + [0.0] * 4), (POSITIONS, 1, 1))
     turned, _ = rotated(config, query)
     figure.suptitle(
-        "one query at positions 0 (dark) to 12 (light): each pair of features has its speed"
+        "one query at positions 0 (dark) to 12 (light): each pair has its own speed"
     )
     colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, POSITIONS))
     for pair, axes in enumerate(figure.subplots(1, 4)):
