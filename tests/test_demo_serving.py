@@ -124,6 +124,15 @@ def test_later_readers_of_a_document_find_its_pages():
     assert scheduler.totals.prefill_tokens == 31 + 3
 
 
+def test_a_request_finds_only_what_is_computed_when_it_comes():
+    engine = PaperEngine(slots=2, chunk=8, pages=40, page_size=4, context=64)
+    document = list(range(30))
+    requests = [make_request(0, [*document, 1]), make_request(1, [*document, 2], 8)]
+    Scheduler(engine, PageBook(40, 4), requests, new_tokens=3).run(lambda _: None)
+    assert requests[1].hit_tokens == 8
+    assert requests[1].output == one_pass([*document, 2], 3, frozenset())
+
+
 def test_requests_decode_together_and_are_served_in_turn():
     engine = PaperEngine(slots=2, chunk=8, pages=40, page_size=4, context=64)
     requests = [make_request(name, [name] * 5) for name in range(3)]
@@ -312,7 +321,7 @@ def checkpoint() -> Checkpoint:
         title="Tiny",
         notice="",
         files=(("no_such_package_of_weights", "tiny.gguf"),),
-        requirements=("tiny-weights==1.0",),
+        pins="tiny.txt",
         size=len(CONTENT),
         sha256=hashlib.sha256(CONTENT).hexdigest(),
     )
