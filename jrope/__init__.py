@@ -7,39 +7,63 @@ half import jax when they are first used, so that a host process never loads it.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jrope._config import RopeConfig
-from jrope._hf import config_from_hf
+from jrope._axes import mrope_axes
+from jrope._config import DualChunk, RopeConfig
+from jrope._hf import config_from_hf, layers_from_hf, query_temperatures_from_hf
 from jrope._layout import RotaryLayout
-from jrope._scaling import SCALINGS, Default, Linear, Llama3, Scaling
+from jrope._scaling import SCALINGS
 from jrope._tables import compute_cos_sin_cache
+from jrope._temperature import QueryTemperature
 from jrope._version import __version__
 
 if TYPE_CHECKING:
-    from jrope._ops import apply_rope, rotate
+    from jrope._kinds import (
+        DualChunkTable,
+        FopeTable,
+        StackedTable,
+        TwoLevelTable,
+        stack_tables,
+    )
+    from jrope._ops import apply_rope, query_temperature, rerope, rotate
     from jrope._rotate import lookup, rotate_one
 
 _DEVICE_HALF = {
+    "DualChunkTable": "jrope._kinds",
+    "FopeTable": "jrope._kinds",
+    "StackedTable": "jrope._kinds",
+    "TwoLevelTable": "jrope._kinds",
     "apply_rope": "jrope._ops",
     "lookup": "jrope._rotate",
+    "query_temperature": "jrope._ops",
+    "rerope": "jrope._ops",
     "rotate": "jrope._ops",
     "rotate_one": "jrope._rotate",
+    "stack_tables": "jrope._kinds",
 }
 
 __all__ = [
     "SCALINGS",
-    "Default",
-    "Linear",
-    "Llama3",
+    "DualChunk",
+    "DualChunkTable",
+    "FopeTable",
+    "QueryTemperature",
     "RopeConfig",
     "RotaryLayout",
-    "Scaling",
+    "StackedTable",
+    "TwoLevelTable",
     "__version__",
     "apply_rope",
     "compute_cos_sin_cache",
     "config_from_hf",
+    "layers_from_hf",
     "lookup",
+    "mrope_axes",
+    "query_temperature",
+    "query_temperatures_from_hf",
+    "rerope",
     "rotate",
     "rotate_one",
+    "stack_tables",
 ]
 
 

@@ -14,6 +14,29 @@ AngleDtype = Literal["float64", "float32"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class DualChunk:
+    """Dual chunk attention's sizes (Qwen2.5-1M): see `jrope.DualChunkTable`.
+
+    Args:
+      chunk_size: positions in a chunk.
+      local_size: how many of them overlap the next chunk.
+    """
+
+    chunk_size: int
+    local_size: int
+
+    def __post_init__(self) -> None:
+        """Checks that a chunk is longer than its overlap."""
+        check_int("chunk_size", self.chunk_size, minimum=1)
+        check_int("local_size", self.local_size, minimum=0)
+        if self.local_size >= self.chunk_size:
+            raise ValueError(
+                f"local_size must be below chunk_size = {self.chunk_size}, got "
+                f"{self.local_size}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeConfig:
     """Everything that decides a model's rotation.
 
@@ -34,6 +57,7 @@ class RopeConfig:
         whose cos is off by 2e-4 at position 4k and 8e-3 at 128k.
       inv_freq: a checkpoint's own frequencies [R/2], radians per position, in place of
         the scaling's.
+      dual_chunk: the sizes of dual chunk attention, whose table has a kind of its own.
 
     Raises:
       TypeError, ValueError: if a value has the wrong type or the sizes do not fit.
@@ -53,6 +77,7 @@ class RopeConfig:
     axis_of_frequency: tuple[int, ...] | None = None
     angle_dtype: AngleDtype = "float64"
     inv_freq: tuple[float, ...] | None = None
+    dual_chunk: DualChunk | None = None
 
     def __post_init__(self) -> None:
         """Fills in `rotary_dim`; checks every field, the layout's by making it."""
@@ -89,6 +114,21 @@ class RopeConfig:
         if not all(math.isfinite(value) and value >= 0 for value in self.inv_freq):
             raise ValueError("inv_freq must be finite and not negative")
 
+    def for_length(self, total_length: int) -> "RopeConfig":
+        """The config of a request of this declared total length, fixed for its life.
+
+        The same for every request, but for scalings that depend on the length
+        (LongRoPE, dynamic NTK). Cached keys were turned by the choice, so make it part
+        of a prefix cache's key; `jrope.stack_tables` serves several choices in one
+        program.
+
+        Args:
+          total_length: prompt and all tokens to come, in positions.
+        """
+        check_int("total_length", total_length, minimum=1)
+        scaling = self.scaling.pinned(self.max_position_embeddings)
+        return dataclasses.replace(self, scaling=scaling.for_length(total_length))
+
     @functools.cached_property
     def layout(self) -> RotaryLayout:
         """Where in a head the rotation acts."""
@@ -102,7 +142,7 @@ class RopeConfig:
 
     @functools.cached_property
     def frequencies(self) -> Frequencies:
-        """Inverse frequencies, float64 [R/2], and attention factor."""
+        """Inverse frequencies [R/2] and the factors that go with them."""
         made = self.scaling.frequencies(
             Geometry(
                 rope_theta=self.rope_theta,
@@ -113,4 +153,6 @@ class RopeConfig:
         )
         if self.inv_freq is None:
             return made
-        return dataclasses.replace(made, inv_freq=np.asarray(self.inv_freq, np.float64))
+        return dataclasses.replace(
+            made, inv_freq=np.asarray(self.inv_freq, np.longdouble)
+        )

@@ -1,32 +1,49 @@
-"""Reads a Hugging Face config.json: the only file that knows its top-level keys."""
+"""Reads a Hugging Face config.json: the only file that knows its keys.
 
-import dataclasses
+The way of a config: its text model's keys, then the rope dict of one layer type, then
+the widths, the base and the scaling, each from one of several spellings that must
+agree.
+"""
+
 from collections.abc import Mapping
 from typing import Any
 
-from jrope._config import RopeConfig
-from jrope._layout import check_int
-from jrope._scaling import SCALINGS, Scaling, check_number
-
-# Model types whose attention code turns pairs (2i, 2i + 1). A config.json does not say;
-# source: the rotary functions of transformers 5.24, by model.
-GPTJ_STYLE_MODEL_TYPES = frozenset(
-    {
-        "codegen",
-        "cohere",
-        "cohere2",
-        "deepseek_v2",
-        "deepseek_v3",
-        "glm",
-        "glm4",
-        "gptj",
-    }
+from jrope._axes import mrope_axes
+from jrope._config import DualChunk, RopeConfig
+from jrope._hf_rope import (
+    Config,
+    agreed,
+    as_mapping,
+    is_nested,
+    layer_rules,
+    optional,
+    required,
+    rope_dict,
+    text_config,
 )
+from jrope._layout import check_int
+from jrope._model_types import MODEL_TYPES, ModelType
+from jrope._scaling import SCALINGS, Scaling, check_number, config_keys
+from jrope._temperature import QueryTemperature
 
 # Keys of a rope dict that the reader itself uses; all others belong to the scaling.
-_READER_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
-
-_Config = Mapping[str, Any]
+_READER_KEYS = frozenset(
+    {
+        "llama_4_scaling_beta",
+        "mrope_interleaved",
+        "mrope_section",
+        "partial_rotary_factor",
+        "rope_theta",
+        "rope_type",
+        "type",
+    }
+)
+_WIDTH_KEYS = ("rotary_dim", "rope_dim")
+_SHARE_KEYS = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
+_HEADS_KEYS = ("num_attention_heads", "n_head")
+_HIDDEN_KEYS = ("hidden_size", "n_embd")
+_LAYERS_KEYS = ("num_hidden_layers", "n_layer")
 
 
 def config_from_hf(
@@ -34,18 +51,24 @@ def config_from_hf(
     *,
     layer_type: str | None = None,
     max_position_embeddings: int | None = None,
+    is_neox_style: bool | None = None,
 ) -> RopeConfig | None:
     """The RoPE of a model, from its config.json.
 
-    Reads both spellings: `rope_theta` + `rope_scaling` (transformers 4) and
-    `rope_parameters` (5), flat or with an entry a layer type. Every key of the rope
-    dict is used or refused by name.
+    Reads the spellings of transformers 4 (`rope_theta` + `rope_scaling`) and 5
+    (`rope_parameters`, flat or with an entry a layer type) and the older aliases. Every
+    key of the rope dict is used, known to mean nothing, or refused by name. What a
+    config.json leaves to the model's code comes from a table by `model_type`.
 
     Args:
-      hf_config: the parsed config.json as a mapping, or a transformers config object.
+      hf_config: the parsed config.json as a mapping, its path, or a transformers config
+        object; of a multimodal model, its text model is read.
       layer_type: which layers, such as "sliding_attention", for models whose layers
-        differ; refused for models whose layers do not.
-      max_position_embeddings: rows of the table, in place of the config's own.
+        differ.
+      max_position_embeddings: rows of the table, in place of the config's own length.
+        Nothing else follows from it.
+      is_neox_style: the pairing, in place of the model type's; required for model types
+        that jrope does not know.
 
     Returns:
       The config, or None for layers without rotary embedding.
@@ -59,160 +82,309 @@ def config_from_hf(
     >>> config.head_dim, config.is_neox_style
     (16, True)
     """
-    config = _as_mapping(hf_config)
-    rope = _rope_dict(config, layer_type)
+    config, model = _read(hf_config, is_neox_style)
+    rope = rope_dict(config, model, layer_type)
     if rope is None:
         return None
-    head_dim = _head_dim(config)
+    scaling = _scaling(config, rope, model)
+    length = required(config, _LENGTH_KEYS)
+    check_int("max_position_embeddings", length, minimum=1)
+    head_dim = _head_dim(config, model)
+    rotary_dim = _rotary_dim(config, rope, model, scaling, head_dim)
+    interleave = config.get("rope_interleave")
+    pairing = model.is_neox_style if interleave is None else not interleave
     return RopeConfig(
         head_dim=head_dim,
-        rope_theta=_theta(config, rope, layer_type),
+        rope_theta=rope["rope_theta"],
         max_position_embeddings=(
-            _required(config, "max_position_embeddings")
-            if max_position_embeddings is None
-            else max_position_embeddings
+            length if max_position_embeddings is None else max_position_embeddings
         ),
-        scaling=_scaling(config, rope),
-        rotary_dim=_rotary_dim(config, rope, head_dim),
-        is_neox_style=config.get("model_type") not in GPTJ_STYLE_MODEL_TYPES,
+        scaling=scaling.pinned(length),
+        rotary_dim=rotary_dim,
+        rotary_offset=head_dim - rotary_dim if model.trailing else 0,
+        is_neox_style=pairing if is_neox_style is None else is_neox_style,
+        axis_of_frequency=_axes(rope, rotary_dim),
+        dual_chunk=_dual_chunk(config),
     )
 
 
-def _as_mapping(hf_config: object) -> _Config:
-    if isinstance(hf_config, Mapping):
-        return hf_config
-    to_dict = getattr(hf_config, "to_dict", None)
-    if to_dict is None:
-        raise TypeError(
-            f"hf_config must be a mapping (a parsed config.json) or a transformers "
-            f"config object, got {type(hf_config).__name__}"
-        )
-    return to_dict()
+def layers_from_hf(
+    hf_config: object,
+    *,
+    max_position_embeddings: int | None = None,
+    is_neox_style: bool | None = None,
+) -> list[RopeConfig | None]:
+    """The RoPE of every layer of a model; None where a layer has none.
 
+    Layers that share their RoPE share one config, so that `set(...)` of the list says
+    which tables the model needs.
 
-def _required(config: _Config, key: str) -> Any:
-    value = config.get(key)
-    if value is None:
-        raise ValueError(f"config.json must have {key!r}, got keys {sorted(config)}")
-    return value
+    Args:
+      hf_config: as `config_from_hf` takes it.
+      max_position_embeddings: likewise.
+      is_neox_style: likewise.
 
-
-def _agreed(found: Mapping[str, Any], what: str) -> Any:
-    """The one value among spellings of the same thing; None where none is given."""
-    given = {key: value for key, value in found.items() if value is not None}
-    values = list(given.values())
-    if any(value != values[0] for value in values):
-        raise ValueError(f"config.json gives {what} twice, and differently: {given}")
-    return values[0] if values else None
-
-
-def _rope_dict(config: _Config, layer_type: str | None) -> _Config | None:
-    """The rope dict of these layers ({} for plain RoPE), None where they have none."""
-    rope = _agreed(
-        {key: config.get(key) for key in ("rope_parameters", "rope_scaling")},
-        "the RoPE parameters",
-    )
-    rope = {} if rope is None else rope
-    if not isinstance(rope, Mapping):
-        raise TypeError(f"the rope parameters must be a mapping, got {rope!r}")
-    nested = bool(rope) and all(
-        value is None or isinstance(value, Mapping) for value in rope.values()
-    )
-    if nested:
-        if layer_type not in rope:
-            raise ValueError(
-                f"layer_type must be one of {sorted(rope)}, since this model's layers "
-                f"differ, got {layer_type!r}"
+    Raises:
+      ValueError, TypeError: as `config_from_hf`, and if the layers are not named.
+    """
+    config, model = _read(hf_config, is_neox_style)
+    by_type: dict[str | None, RopeConfig | None] = {}
+    layers = []
+    for layer_type, has_rope in _layers(config, model):
+        if layer_type not in by_type:
+            by_type[layer_type] = config_from_hf(
+                hf_config,
+                layer_type=layer_type,
+                max_position_embeddings=max_position_embeddings,
+                is_neox_style=is_neox_style,
             )
-        return rope[layer_type]
-    if config.get("rope_local_base_freq") is None:
-        if layer_type is not None:
-            raise ValueError(
-                f"layer_type must be None, since this model's layers do not differ, "
-                f"got {layer_type!r}"
+        layers.append(by_type[layer_type] if has_rope else None)
+    return layers
+
+
+def query_temperatures_from_hf(hf_config: object) -> list[QueryTemperature | None]:
+    """The query temperature of every layer of a model; None where a layer has none.
+
+    Llama 4's layers without rotary embedding have one, unless
+    `attn_temperature_tuning` is false, and all layers where the rope dict has a
+    `llama_4_scaling_beta`.
+
+    Args:
+      hf_config: as `config_from_hf` takes it.
+
+    Raises:
+      ValueError, TypeError: if a key is missing or holds a wrong value.
+    """
+    config, model = _read(hf_config, True)
+    found: list[QueryTemperature | None] = []
+    for layer_type, has_rope in _layers(config, model):
+        rope = rope_dict(config, model, layer_type) or {}
+        beta = rope.get("llama_4_scaling_beta")
+        if beta is not None:
+            length = rope.get("original_max_position_embeddings")
+            if length is None:
+                raise ValueError(
+                    "llama_4_scaling_beta must come with "
+                    "'original_max_position_embeddings'"
+                )
+            found.append(QueryTemperature(scale=beta, length=length))
+        elif not has_rope and _tunes_temperature(config):
+            found.append(
+                QueryTemperature(
+                    scale=config.get("attn_scale", 0.1),
+                    length=config.get("floor_scale", 8192),
+                    shift=1,
+                )
             )
-        return rope
-    # Gemma 3's spelling before transformers 5: sliding layers have a base of their own
-    # and are never scaled.
-    if layer_type == "sliding_attention":
-        return {"rope_theta": config["rope_local_base_freq"]}
-    if layer_type == "full_attention":
-        return rope
-    raise ValueError(
-        f"layer_type must be 'sliding_attention' or 'full_attention', since this model "
-        f"has rope_local_base_freq, got {layer_type!r}"
-    )
+        else:
+            found.append(None)
+    return found
 
 
-def _theta(config: _Config, rope: _Config, layer_type: str | None) -> float:
-    found = {"rope_theta in the rope dict": rope.get("rope_theta")}
-    if layer_type is None:
-        found["rope_theta"] = config.get("rope_theta")
-    elif found["rope_theta in the rope dict"] is None:
-        found["rope_theta"] = config.get("rope_theta")
-    theta = _agreed(found, "rope_theta")
-    if theta is None:
-        raise ValueError(
-            "config.json must have 'rope_theta', at its top level or in the rope dict"
-        )
-    check_number("rope_theta", theta)
-    return float(theta)
+def _tunes_temperature(config: Config) -> bool:
+    default = config.get("model_type") == "llama4_text"
+    tunes = config.get("attn_temperature_tuning")
+    # Some Llama 4 configs say 4 for true.
+    return default if tunes is None else bool(tunes)
 
 
-def _head_dim(config: _Config) -> int:
-    head_dim = config.get("head_dim")
-    if head_dim is None:
-        hidden = _required(config, "hidden_size")
-        heads = _required(config, "num_attention_heads")
-        check_int("hidden_size", hidden, minimum=1)
-        check_int("num_attention_heads", heads, minimum=1)
-        if hidden % heads:
+def _read(
+    hf_config: object, is_neox_style: bool | None
+) -> tuple[dict[str, Any], ModelType]:
+    """The text model's keys and its row of the table."""
+    config = text_config(as_mapping(hf_config))
+    name = config.get("model_type")
+    model = MODEL_TYPES.get(name) if name is not None else ModelType()
+    if model is None:
+        shares = [key for key in (*_SHARE_KEYS, *_WIDTH_KEYS) if key in config]
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if is_neox_style is None:
             raise ValueError(
-                f"hidden_size must be a multiple of num_attention_heads where head_dim "
-                f"is absent, got {hidden} and {heads}"
+                f"model_type {name!r} is not one that jrope knows the pairing of; give "
+                f"is_neox_style"
             )
-        return hidden // heads
-    check_int("head_dim", head_dim, minimum=2)
-    return head_dim
+        if not shares and "partial_rotary_factor" not in rope:
+            raise ValueError(
+                f"config.json must have 'partial_rotary_factor', since jrope does not "
+                f"know the default of model_type {name!r}"
+            )
+        model = ModelType()
+    return {**model.defaults, **config}, model
 
 
-def _rotary_dim(config: _Config, rope: _Config, head_dim: int) -> int:
-    key = "partial_rotary_factor"
-    share = _agreed({key: config.get(key), f"{key} (rope)": rope.get(key)}, key)
-    if share is None:
+def _head_dim(config: Config, model: ModelType) -> int:
+    keys = model.head_dim_keys
+    if keys:
+        for key in keys:
+            check_int(key, required(config, (key,)), minimum=1)
+        return sum(config[key] for key in keys)
+    head_dim = optional(config, ("head_dim", "attention_head_dim"))
+    if head_dim is not None:
+        check_int("head_dim", head_dim, minimum=2)
         return head_dim
-    check_number(key, share)
+    hidden, heads = required(config, _HIDDEN_KEYS), required(config, _HEADS_KEYS)
+    check_int("hidden_size", hidden, minimum=1)
+    check_int("num_attention_heads", heads, minimum=1)
+    if hidden % heads:
+        raise ValueError(
+            f"hidden_size must be a multiple of num_attention_heads where head_dim is "
+            f"absent, got {hidden} and {heads}"
+        )
+    return hidden // heads
+
+
+def _rotary_dim(
+    config: Config,
+    rope: Config,
+    model: ModelType,
+    scaling: Scaling,
+    head_dim: int,
+) -> int:
+    """R, from a width or a share, or the model type's default."""
+    if scaling.rotates_whole_head:
+        return head_dim
+    spelled = {key: config.get(key) for key in _SHARE_KEYS}
+    spelled["the rope dict"] = rope.get("partial_rotary_factor")
+    share = agreed(spelled, "partial_rotary_factor")
+    width = optional(config, (*_WIDTH_KEYS, *_rope_part(model)))
+    if width is not None:
+        check_int("rotary_dim", width, minimum=1)
+    if share is None:
+        if width is None:
+            width = model.rotary_dim
+        return int(head_dim * model.partial_rotary_factor) if width is None else width
+    check_number("partial_rotary_factor", share)
     if share > 1:
-        raise ValueError(f"{key} must be at most 1, got {share}")
+        raise ValueError(f"partial_rotary_factor must be at most 1, got {share}")
+    if width is not None and width != int(head_dim * share):
+        raise ValueError(
+            f"config.json gives the rotated width twice, and differently: {width} "
+            f"features, and partial_rotary_factor = {share} of head_dim = {head_dim}"
+        )
     return int(head_dim * share)
 
 
-def _scaling(config: _Config, rope: _Config) -> Scaling:
-    spelled = {key: rope.get(key) for key in ("rope_type", "type")}
-    rope_type = _agreed(spelled, "the rope type") or "default"
-    by_name = {
-        name: scaling
-        for scaling in SCALINGS.values()
-        for name in (scaling.rope_type, *scaling.aliases)
-    }
-    if rope_type not in by_name:
-        raise ValueError(
-            f"rope_type must be one of {sorted(by_name)}, got {rope_type!r}"
-        )
-    scaling = by_name[rope_type]
-    fields = {field.name: field for field in dataclasses.fields(scaling)}
-    unknown = set(rope) - set(fields) - _READER_KEYS - set(scaling.meaningless_keys)
+def _rope_part(model: ModelType) -> tuple[str, ...]:
+    """The key of the rotated part of a head that has another part besides."""
+    return ("qk_rope_head_dim",) if model.trailing else ()
+
+
+def _scaling(config: Config, rope: Config, model: ModelType) -> Scaling:
+    scaling = SCALINGS[_rope_type(rope, model)]
+    keys = config_keys(scaling)
+    unknown = set(rope) - set(keys) - _READER_KEYS - set(scaling.meaningless_keys)
     if unknown:
         raise ValueError(
-            f"rope_type {rope_type!r} has the keys {sorted(fields)}, got unknown "
+            f"rope_type {scaling.rope_type!r} has the keys {sorted(keys)}, got unknown "
             f"{sorted(unknown)}; is a key misspelled, or the rope_type wrong?"
         )
-    values = {
-        name: rope[name] if rope.get(name) is not None else config.get(name)
-        for name in fields
+    values = {key: rope[key] for key in keys if rope.get(key) is not None}
+    original = "original_max_position_embeddings"
+    if original in keys and config.get(original) is not None:
+        outer = {original: config[original]}
+        if not model.outer_length_wins:
+            agreed({"the rope dict": values.get(original), **outer}, original)
+        values |= outer
+    for key, is_required in keys.items():
+        if is_required and key not in values:
+            raise ValueError(
+                f"rope_type {scaling.rope_type!r} must have the key {key!r}"
+            )
+    return scaling(
+        **{
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in values.items()
+        }
+    )
+
+
+def _rope_type(rope: Config, model: ModelType) -> str:
+    """The registry's name of the rope dict's type."""
+    names = {
+        alias: scaling.rope_type
+        for scaling in SCALINGS.values()
+        for alias in (scaling.rope_type, *scaling.aliases)
     }
-    values = {name: value for name, value in values.items() if value is not None}
-    for name, field in fields.items():
-        if field.default is dataclasses.MISSING and name not in values:
-            raise ValueError(f"rope_type {rope_type!r} must have the key {name!r}")
-    return scaling(**values)
+    # Qwen2-VL's first configs: the type says what mrope_section says anyway.
+    names["mrope"] = "default"
+    spelled = {}
+    for key in ("rope_type", "type"):
+        name = rope.get(key)
+        if name is not None and name not in names:
+            raise ValueError(f"{key} must be one of {sorted(names)}, got {name!r}")
+        spelled[key] = None if name is None else names[name]
+    if "mrope" in (rope.get("rope_type"), rope.get("type")):
+        if rope.get("mrope_section") is None:
+            raise ValueError("rope_type 'mrope' must have the key 'mrope_section'")
+    found = agreed(spelled, "rope_type") or "default"
+    return model.rope_types.get(found, found)
+
+
+def _dual_chunk(config: Config) -> DualChunk | None:
+    """Qwen2.5-1M's sizes; its other keys concern sparse attention, not positions."""
+    sizes = config.get("dual_chunk_attention_config")
+    if sizes is None:
+        return None
+    if not isinstance(sizes, Mapping):
+        raise TypeError(f"dual_chunk_attention_config must be a mapping, got {sizes!r}")
+    return DualChunk(
+        chunk_size=required(sizes, ("chunk_size",)),
+        local_size=required(sizes, ("local_size",)),
+    )
+
+
+def _axes(rope: Config, rotary_dim: int) -> tuple[int, ...] | None:
+    section, interleaved = rope.get("mrope_section"), rope.get("mrope_interleaved")
+    if section is None:
+        if interleaved:
+            raise ValueError("mrope_interleaved must come with 'mrope_section'")
+        return None
+    if not isinstance(section, list | tuple):
+        raise TypeError(f"mrope_section must be a list of ints, got {section!r}")
+    if interleaved is not None and not isinstance(interleaved, bool):
+        raise TypeError(f"mrope_interleaved must be a bool, got {interleaved!r}")
+    return mrope_axes(section, rotary_dim=rotary_dim, interleaved=bool(interleaved))
+
+
+def _layers(config: Config, model: ModelType) -> list[tuple[str | None, bool]]:
+    """Of each layer: the type that its RoPE goes by, and whether it has one."""
+    count = required(config, _LAYERS_KEYS)
+    check_int("num_hidden_layers", count, minimum=1)
+    flags = config.get("no_rope_layers") or None
+    if flags is None and model.no_rope_interval is not None:
+        interval = config.get("no_rope_layer_interval") or model.no_rope_interval
+        check_int("no_rope_layer_interval", interval, minimum=1)
+        flags = [(i + 1) % interval != 0 for i in range(count)]
+    types = _layer_types(config, model, count)
+    for name, values in (("no_rope_layers", flags), ("layer_types", types)):
+        if values is not None and len(values) != count:
+            raise ValueError(
+                f"{name} must have num_hidden_layers = {count} entries, got "
+                f"{len(values)}"
+            )
+    differ = bool(layer_rules(config, model)) or is_nested(config)
+    return [
+        (
+            types[i] if types is not None and differ else None,
+            flags is None or bool(flags[i]),  # 1 means that rotary embedding is on.
+        )
+        for i in range(count)
+    ]
+
+
+def _layer_types(config: Config, model: ModelType, count: int) -> list[str] | None:
+    if config.get("layer_types") is not None:
+        return list(config["layer_types"])
+    pattern = model.layer_pattern
+    if pattern is None:
+        if layer_rules(config, model) or is_nested(config):
+            raise ValueError(
+                "config.json must have 'layer_types', since this model's layers differ"
+            )
+        return None
+    period = config.get(pattern.key) or pattern.period
+    check_int(pattern.key, period, minimum=1)
+    return [
+        "sliding_attention" if (i + pattern.phase) % period else "full_attention"
+        for i in range(count)
+    ]

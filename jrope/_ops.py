@@ -6,14 +6,16 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int32
 
 from jrope._config import RopeConfig
+from jrope._gather import OutOfRange, check_array, device_positions
+from jrope._kinds import TABLE_KINDS, Table, TableName, as_table
 from jrope._layout import RotaryLayout
 from jrope._primitive import bind_rope
-from jrope._rotate import OutOfRange, check_array, lookup
+from jrope._rotate import lookup
 from jrope._routes import route_names
-from jrope._tables import compute_cos_sin_cache
+from jrope._temperature import QueryTemperature
 
 _HEAD_DTYPES = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
 
@@ -103,10 +105,11 @@ def apply_rope(
     positions: ArrayLike,
     query: Array,
     key: Array,
-    table: Array,
+    table: Array | Table,
     *,
     layout: RotaryLayout,
     inverse: bool = ...,
+    row_offset: ArrayLike | None = ...,
     out_of_range: OutOfRange = ...,
     implementation: str | None = ...,
 ) -> tuple[Array, Array]: ...
@@ -115,10 +118,11 @@ def apply_rope(
     positions: ArrayLike,
     query: Array,
     key: None,
-    table: Array,
+    table: Array | Table,
     *,
     layout: RotaryLayout,
     inverse: bool = ...,
+    row_offset: ArrayLike | None = ...,
     out_of_range: OutOfRange = ...,
     implementation: str | None = ...,
 ) -> tuple[Array, None]: ...
@@ -126,10 +130,11 @@ def apply_rope(
     positions: ArrayLike,
     query: Float[Array, "... NH"],
     key: Float[Array, "... KH"] | None,
-    table: Float32[Array, "P R"],
+    table: Float32[Array, "P R"] | Table,
     *,
     layout: RotaryLayout,
     inverse: bool = False,
+    row_offset: ArrayLike | None = None,
     out_of_range: OutOfRange = "nan",
     implementation: str | None = None,
 ) -> tuple[Array, Array | None]:
@@ -141,10 +146,12 @@ def apply_rope(
       positions: int32 [*B, T], or [A, *B, T] where the layout has an axis map.
       query: [*B, T, N, H] or [*B, T, N * H].
       key: [*B, T, K, H] or [*B, T, K * H], or None.
-      table: float32 [P, R] from `compute_cos_sin_cache`. Pass it to a jitted function
-        as an argument: closed over, it becomes a constant of the program.
+      table: float32 [P, R] from `compute_cos_sin_cache`, or one of the table kinds.
+        Pass it to a jitted function as an argument: closed over, it becomes a constant
+        of the program.
       layout: which features turn, in which pairs, by which axis.
       inverse: undo the rotation instead.
+      row_offset: for a `StackedTable`, where each token's own table starts.
       out_of_range: what positions of P or more read: NaN, or the last row ("clip").
       implementation: the name of a route, or None for the best that takes the case.
 
@@ -154,7 +161,13 @@ def apply_rope(
     Raises:
       TypeError, ValueError: as `lookup` and `rotate` do.
     """
-    cos, sin = lookup(table, positions, layout=layout, out_of_range=out_of_range)
+    cos, sin = lookup(
+        table,
+        positions,
+        layout=layout,
+        row_offset=row_offset,
+        out_of_range=out_of_range,
+    )
     return rotate(
         query,
         key,
@@ -166,19 +179,80 @@ def apply_rope(
     )
 
 
-def device_table(config: RopeConfig) -> Float32[Array, "P R"]:
-    """The table of a config, on the default device.
+def rerope(
+    key: Float[Array, "... KH"],
+    shifts: ArrayLike,
+    table: Float32[Array, "P R"] | Table,
+    *,
+    layout: RotaryLayout,
+    implementation: str | None = None,
+) -> Array:
+    """Moves keys that are already rotated to other positions, by signed shifts.
+
+    For cached keys when a prompt slides, a prefix moves or tokens are evicted. The
+    attention factor that the keys carry is kept and not applied again.
+
+    Args:
+      key: [*B, T, K, H] or [*B, T, K * H], rotated by this table's frequencies.
+      shifts: int32 [*B, T], new position minus old one, each of magnitude below P.
+      table: the table that rotated them.
+      layout: likewise.
+      implementation: the name of a route, or None.
+
+    Returns:
+      The keys at their new positions. A shift of P or more gives NaN.
+
+    Raises:
+      TypeError, ValueError: as `lookup` and `rotate` do.
+    """
+    kind = as_table(table)
+    rows = kind.max_position_embeddings
+    signed = device_positions(shifts, rows=rows, out_of_range="nan")
+    cos, sin = lookup(kind, jnp.abs(signed), layout=layout)
+    amplitude = jnp.sqrt(cos * cos + sin * sin)
+    direction = jnp.where(signed < 0, jnp.float32(-1), jnp.float32(1))[..., None]
+    cos, sin = cos / amplitude, direction * sin / amplitude
+    moved, _ = rotate(key, None, cos, sin, layout=layout, implementation=implementation)
+    return moved
+
+
+def query_temperature(
+    positions: Int32[Array, "..."], temperature: QueryTemperature
+) -> Float32[Array, "..."]:
+    """What queries at these positions are multiplied by, before the dot product.
+
+    Args:
+      positions: int32 [*B, T].
+      temperature: from `query_temperatures_from_hf`.
+
+    Returns:
+      float32 [*B, T]; `query * factor[..., None, None]`.
+
+    >>> query_temperature(jnp.array([0, 8191, 8192]), QueryTemperature(scale=0.1,
+    ...     length=8192)).tolist()
+    [1.0, 1.0, 1.069314718246460]
+    """
+    steps = (positions + jnp.int32(temperature.shift)) // jnp.int32(temperature.length)
+    growth = jnp.log1p(jnp.maximum(steps, jnp.int32(0)).astype(jnp.float32))
+    return jnp.float32(1) + jnp.float32(temperature.scale) * growth
+
+
+def device_table(
+    config: RopeConfig, kind: TableName = "flat"
+) -> Float32[Array, "rows R"]:
+    """The array of a config's table, on the default device.
 
     While a function is being traced (a model initialised under jit), the program calls
     back to the host for it, so that it never becomes a constant of the program.
     """
+    if kind not in TABLE_KINDS:
+        raise ValueError(f"table must be one of {sorted(TABLE_KINDS)}, got {kind!r}")
+    compute = TABLE_KINDS[kind].compute
     if not isinstance(jnp.zeros(()), Tracer):
-        return jnp.asarray(compute_cos_sin_cache(config))
-    shape = (config.max_position_embeddings, config.layout.rotary_dim)
-    return jax.pure_callback(
-        lambda: compute_cos_sin_cache(config),
-        jax.ShapeDtypeStruct(shape, jnp.float32),
-    )
+        return jnp.asarray(compute(config))
+    rows = TABLE_KINDS[kind].array_rows(config)
+    shape = jax.ShapeDtypeStruct((rows, config.layout.rotary_dim), jnp.float32)
+    return jax.pure_callback(lambda: compute(config), shape)
 
 
 def _check_implementation(implementation: str | None) -> None:

@@ -1,40 +1,43 @@
 """Lookup and rotation in plain JAX: the definition that every route must match."""
 
-from typing import Literal, get_args
+from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
 
+from jrope._gather import OutOfRange, check_out_of_range, device_positions
+from jrope._kinds import Table, as_table
 from jrope._layout import RotaryLayout
 
-OutOfRange = Literal["nan", "clip"]
-
-_INT32_MAX = 2**31 - 1
+_NO_LIMIT = 2**31
 
 
 def lookup(
-    table: Float32[Array, "P R"],
+    table: Float32[Array, "P R"] | Table,
     positions: ArrayLike,
     *,
     layout: RotaryLayout,
+    row_offset: ArrayLike | None = None,
     out_of_range: OutOfRange = "nan",
 ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
-    """This step's rows of the table: one gather of static shape, for all layers.
+    """This step's rows of the table: gathers of static shape, once for all layers.
 
     A negative position is padding and reads row 0. A position of P or more gives NaN,
-    or the last row with `out_of_range="clip"`. Multimodal positions are finished here:
-    each frequency takes the row of its own axis.
+    or the last row with `out_of_range="clip"`; where positions lie on the host, NaN
+    gives way to an error. Multimodal positions are finished here: each frequency takes
+    the row of its own axis.
 
     Args:
-      table: `compute_cos_sin_cache(config)`; always float32.
+      table: `compute_cos_sin_cache(config)` on the device, always float32, or one of
+        the table kinds.
       positions: int32 [*B, T], absolute, counted from 0; [A, *B, T] where the layout
         has an `axis_of_frequency`. Other integer types are checked and converted if
         they are on the host, narrower ones everywhere.
       layout: says R and the axis map.
+      row_offset: for a `StackedTable`, int32 that broadcasts to [*B, T]: where each
+        token's own table starts.
       out_of_range: what positions past the table read.
 
     Returns:
@@ -50,105 +53,59 @@ def lookup(
     >>> cos.tolist(), sin.tolist()
     ([[0.5], [1.0]], [[0.75], [0.0]])
     """
-    _check_table(table, layout)
-    if out_of_range not in get_args(OutOfRange):
-        raise ValueError(
-            f"out_of_range must be one of {get_args(OutOfRange)}, got {out_of_range!r}"
-        )
-    indices = device_positions(positions)
-    axes = layout.position_axes
-    if axes is None:
-        if indices.ndim < 1:
+    check_out_of_range(out_of_range)
+    kind = as_table(table)
+    indices = device_positions(
+        positions, rows=kind.max_position_embeddings, out_of_range=out_of_range
+    )
+    _check_positions(indices, layout)
+    offset = None
+    if row_offset is not None:
+        offset = device_positions(row_offset, rows=_NO_LIMIT, out_of_range=out_of_range)
+
+    def read(indices: Array) -> Array:
+        rows = kind.rows(indices, row_offset=offset, out_of_range=out_of_range)
+        if rows.shape[-1] != layout.rotary_dim:
             raise ValueError(
-                "positions must be [*B, T], got a scalar; use position[None]"
+                f"the cos/sin table must be [P, R] with R = rotary_dim = "
+                f"{layout.rotary_dim}, got rows of {rows.shape[-1]}; was it built for "
+                f"another config?"
             )
-        rows = _gather(table, indices, out_of_range)
-    else:
-        if indices.ndim < 2 or indices.shape[0] != axes:
-            raise ValueError(
-                f"positions must be [A, *B, T] with A = {axes}, since the layout "
-                f"has an axis_of_frequency, got shape {indices.shape}"
-            )
-        rows = _gather(table, indices[0], out_of_range)
-        of_feature = np.tile(layout.axes_array(), 2)
-        for axis in range(1, axes):
-            other = _gather(table, indices[axis], out_of_range)
-            mask = (of_feature == axis).reshape((1,) * (rows.ndim - 1) + (-1,))
-            rows = jnp.where(mask, other, rows)
+        return rows
+
+    rows = (
+        read(indices)
+        if layout.position_axes is None
+        else _by_axis(read, indices, layout)
+    )
     half = layout.rotary_dim // 2
     return rows[..., :half], rows[..., half:]
 
 
-def check_array(name: str, value: object) -> None:
-    """Raises unless `value` is a jax.Array (tracers included)."""
-    if not isinstance(value, jax.Array):
-        raise TypeError(
-            f"{name} must be a jax.Array, got {type(value).__name__}; move it to the "
-            f"device once, outside jit, with jnp.asarray"
-        )
-
-
-def _check_table(table: Array, layout: RotaryLayout) -> None:
-    check_array("the cos/sin table", table)
-    if table.dtype != jnp.float32:
-        raise TypeError(
-            f"the cos/sin table must be float32, got {table.dtype}; was the whole "
-            f"model cast to {table.dtype}? Leave the table out of the cast, or "
-            f"rebuild it (jrope.nnx.fill_tables, jrope.linen.rope_variables)"
-        )
-    if table.ndim != 2 or table.shape[1] != layout.rotary_dim:
+def _check_positions(indices: Array, layout: RotaryLayout) -> None:
+    axes = layout.position_axes
+    if axes is None and indices.ndim < 1:
+        raise ValueError("positions must be [*B, T], got a scalar; use position[None]")
+    if axes is not None and (indices.ndim < 2 or indices.shape[0] != axes):
         raise ValueError(
-            f"the cos/sin table must be [P, R] with R = rotary_dim = "
-            f"{layout.rotary_dim}, got shape {table.shape}; was it stacked by vmap or "
-            f"built for another config?"
+            f"positions must be [A, *B, T] with A = {axes}, since the layout has an "
+            f"axis_of_frequency, got shape {indices.shape}"
         )
 
 
-def device_positions(positions: ArrayLike) -> Array:
-    """Positions as int32, or an error; nothing is wrapped around or truncated."""
-    if isinstance(positions, jax.Array):
-        if positions.dtype in (jnp.int32, jnp.int16, jnp.int8, jnp.uint16, jnp.uint8):
-            return positions.astype(jnp.int32)
-        raise TypeError(
-            f"positions on the device must be int32, got {positions.dtype}; check "
-            f"their range on the host and cast them with positions.astype(jnp.int32)"
-        )
-    host = np.asarray(positions)
-    if host.dtype.kind not in "iu":
-        raise TypeError(f"positions must be integers, got {host.dtype}")
-    if host.size and int(host.max()) > _INT32_MAX:
-        raise ValueError(
-            f"positions must fit int32, got {host.max()}; was a padding id cast to an "
-            f"unsigned type?"
-        )
-    if host.size and int(host.min()) < -_INT32_MAX - 1:
-        raise ValueError(f"positions must fit int32, got {host.min()}")
-    return jnp.asarray(host.astype(np.int32))
+def _by_axis(
+    read: Callable[[Array], Array], indices: Array, layout: RotaryLayout
+) -> Array:
+    """Each feature's row of its own axis: a gather an axis, then a selection.
 
-
-def _gather(table: Array, positions: Array, out_of_range: OutOfRange) -> Array:
-    """Rows [*B, T, R]; negative indices are padding, never wrap-around."""
-    rows = table.at[jnp.maximum(positions, jnp.int32(0))]
-    if out_of_range == "clip":
-        return rows.get(
-            mode="clip",
-            wrap_negative_indices=False,
-            out_sharding=_rows_sharding(positions),
-        )
-    return rows.get(
-        mode="fill",
-        fill_value=jnp.nan,
-        wrap_negative_indices=False,
-        out_sharding=_rows_sharding(positions),
-    )
-
-
-def _rows_sharding(positions: Array) -> NamedSharding | None:
-    """How rows lie on a mesh with explicit axes: as the positions do. Else None."""
-    sharding = jax.typeof(positions).sharding
-    if AxisType.Explicit not in sharding.mesh.axis_types:
-        return None
-    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec, None))
+    Measured fastest, or within 1.11 of it, of all ways at 1, 256 and 8192 tokens.
+    """
+    axis_of_feature = np.tile(layout.axes_array(), 2)
+    rows = read(indices[0])
+    for axis in range(1, indices.shape[0]):
+        mine = (axis_of_feature == axis).reshape((1,) * (rows.ndim - 1) + (-1,))
+        rows = jnp.where(mine, read(indices[axis]), rows)
+    return rows
 
 
 def rotate_one(

@@ -6,9 +6,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
+from jrope._gather import OutOfRange
 from jrope._hf import config_from_hf
+from jrope._kinds import TableName
 from jrope._ops import rotate
-from jrope._rotate import OutOfRange
 
 _Shell = TypeVar("_Shell", bound="RotaryMethods")
 
@@ -19,6 +20,7 @@ class RotaryMethods:
     config: RopeConfig
     implementation: str | None
     out_of_range: OutOfRange
+    table: TableName
 
     @classmethod
     def from_hf(
@@ -27,8 +29,10 @@ class RotaryMethods:
         *,
         layer_type: str | None = None,
         max_position_embeddings: int | None = None,
+        is_neox_style: bool | None = None,
         implementation: str | None = None,
         out_of_range: OutOfRange = "nan",
+        table: TableName = "flat",
     ) -> _Shell:
         """The rotary embedding of a model, from its config.json.
 
@@ -36,8 +40,10 @@ class RotaryMethods:
           hf_config: as `config_from_hf` takes it.
           layer_type: which layers, for models whose layers differ.
           max_position_embeddings: rows of the table, in place of the config's own.
+          is_neox_style: the pairing, in place of the model type's.
           implementation: the name of a route, or None.
           out_of_range: what positions past the table read.
+          table: the table kind, "flat" or "two_level".
 
         Raises:
           ValueError, TypeError: as `config_from_hf`, and where these layers have none.
@@ -46,6 +52,7 @@ class RotaryMethods:
             hf_config,
             layer_type=layer_type,
             max_position_embeddings=max_position_embeddings,
+            is_neox_style=is_neox_style,
         )
         if config is None:
             raise ValueError(
@@ -54,7 +61,10 @@ class RotaryMethods:
             )
         make: type = cls  # Its constructor is the framework's.
         return make(
-            config=config, implementation=implementation, out_of_range=out_of_range
+            config=config,
+            implementation=implementation,
+            out_of_range=out_of_range,
+            table=table,
         )
 
     def rows(

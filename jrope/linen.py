@@ -6,8 +6,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
+from jrope._gather import OutOfRange
+from jrope._kinds import TABLE_KINDS, TableName
 from jrope._ops import device_table
-from jrope._rotate import OutOfRange, lookup
+from jrope._rotate import lookup
 from jrope._shell import RotaryMethods
 
 COLLECTION = "rope_cache"
@@ -27,11 +29,14 @@ class RotaryEmbedding(RotaryMethods, nn.Module):
       implementation: the name of a route, or None for the best that takes the case.
       out_of_range: what positions of P or more read: NaN rows, or the last row
         ("clip").
+      table: "flat", one row a position, or "two_level", which holds a million
+        positions in about a megabyte at four times the error.
     """
 
     config: RopeConfig
     implementation: str | None = None
     out_of_range: OutOfRange = "nan"
+    table: TableName = "flat"
 
     def setup(self) -> None:
         """Finds the table, or builds it while the model is being initialised.
@@ -46,7 +51,7 @@ class RotaryEmbedding(RotaryMethods, nn.Module):
                 f"jrope.linen.rope_variables(config) there after restoring params"
             )
         self.cos_sin_cache = self.variable(
-            COLLECTION, _NAME, lambda: device_table(self.config)
+            COLLECTION, _NAME, lambda: device_table(self.config, self.table)
         )
 
     def rows(
@@ -55,16 +60,18 @@ class RotaryEmbedding(RotaryMethods, nn.Module):
         """This step's rows, for all layers: see `jrope.lookup`."""
         # nn.scan hands variables that do not vary over as host arrays while it
         # initialises.
-        table = jnp.asarray(self.cos_sin_cache.value)
+        array = jnp.asarray(self.cos_sin_cache.value)
         return lookup(
-            table,
+            TABLE_KINDS[self.table].wrap(self.config, array),
             positions,
             layout=self.config.layout,
             out_of_range=self.out_of_range,
         )
 
 
-def rope_variables(config: RopeConfig) -> dict[str, Array]:
+def rope_variables(
+    config: RopeConfig, *, table: TableName = "flat"
+) -> dict[str, Array]:
     """The variables of one `RotaryEmbedding`, to put beside restored params.
 
     For a model that holds it as `self.rope`:
@@ -72,8 +79,9 @@ def rope_variables(config: RopeConfig) -> dict[str, Array]:
 
     Args:
       config: the module's config.
+      table: the module's table kind.
 
     Returns:
-      `{"cos_sin_cache": table}`, the table float32 [P, R].
+      `{"cos_sin_cache": array}`, float32, [P, R] for the flat kind.
     """
-    return {_NAME: device_table(config)}
+    return {_NAME: device_table(config, table)}

@@ -8,19 +8,82 @@ import numpy as np
 F32_EPS = 2.0**-24  # Half a unit in the last place of a float32 in [1, 2).
 
 
-def inverse_frequencies(rope_type, theta, dim, rope):
-    """Formulas written from their sources, one frequency at a time, by rope_type."""
-    plain = [theta ** (-2 * i / dim) for i in range(dim // 2)]
-    if rope_type == "default":
-        return np.array(plain)
-    if rope_type == "linear":
-        return np.array([f / rope["factor"] for f in plain])
-    if rope_type == "llama3":
-        return np.array([_llama3(f, rope) for f in plain])
-    raise KeyError(rope_type)
+def frequencies(rope_type, hf_config):
+    """Frequencies and attention factor by rope_type, one frequency at a time.
+
+    Written from the formulas' sources (papers, transformers, vLLM) in plain floats.
+    """
+    rope = hf_config.get("rope_scaling") or {}
+    width = hf_config.get("head_dim") or hf_config["qk_rope_head_dim"]
+    theta, longest = hf_config["rope_theta"], hf_config["max_position_embeddings"]
+    return FORMULAS[rope_type](theta, width, longest, {**hf_config, **rope})
 
 
-def _llama3(freq, rope):
+def _series(theta, width):
+    return [theta ** (-2 * i / width) for i in range(width // 2)]
+
+
+def _default(theta, width, longest, rope):
+    return _series(theta, width), 1.0
+
+
+def _linear(theta, width, longest, rope):
+    return [f / rope["factor"] for f in _series(theta, width)], 1.0
+
+
+def _ntk(theta, width, longest, rope):
+    factor, mixed_b = rope["factor"], rope.get("mixed_b")
+    if mixed_b is None:
+        scale = factor ** (2 / width)
+        return [f / scale for f in _series(theta * factor, width)], 1.0
+    a = math.log(factor) / (width / 2) ** mixed_b
+    plain = enumerate(_series(theta, width))
+    return [f / math.exp(a * (i + 1) ** mixed_b) for i, f in plain], 1.0
+
+
+def _dynamic(theta, width, longest, rope):
+    # At lengths up to the trained one the factor does nothing; alpha always does.
+    return _series(theta * rope.get("alpha", 1.0) ** (width / (width - 2)), width), 1.0
+
+
+def _yarn(theta, width, longest, rope, slope=0.1):
+    original = rope.get("original_max_position_embeddings", longest)
+    factor = rope.get("factor", longest / original)
+
+    def index(turns):
+        length = original / (2 * math.pi * turns)
+        return width * math.log(length) / (2 * math.log(theta))
+
+    low, high = index(rope.get("beta_fast", 32)), index(rope.get("beta_slow", 1))
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    high += 0.001 if low == high else 0
+    freqs = []
+    for i, f in enumerate(_series(theta, width)):
+        ramp = min(max((i - low) / (high - low), 0), 1)
+        freqs.append(f / factor * ramp + f * (1 - ramp))
+
+    def mscale(weight):
+        return 1.0 if factor <= 1 else slope * weight * math.log(factor) + 1.0
+
+    if rope.get("attention_factor") is not None:
+        return freqs, rope["attention_factor"]
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return freqs, mscale(rope["mscale"]) / mscale(rope["mscale_all_dim"])
+    return freqs, mscale(1.0)
+
+
+def _telechat(theta, width, longest, rope):
+    ratio = longest / rope["original_max_position_embeddings"]
+    return _yarn(theta, width, longest, {**rope, "factor": ratio}, slope=0.07)
+
+
+def _llama3(theta, width, longest, rope):
+    return [_llama3_one(f, rope) for f in _series(theta, width)], 1.0
+
+
+def _llama3_one(freq, rope):
     # Llama 3.1's apply_scaling: by wavelength against the original context.
     original = rope["original_max_position_embeddings"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -31,6 +94,35 @@ def _llama3(freq, rope):
         return freq / rope["factor"]
     smooth = (original / wavelength - low) / (high - low)
     return (1 - smooth) * freq / rope["factor"] + smooth * freq
+
+
+def _longrope(theta, width, longest, rope):
+    original = rope["original_max_position_embeddings"]
+    factor = rope.get("factor", longest / original)
+    amplitude = math.sqrt(1 + math.log(factor) / math.log(original))
+    divisors = rope["short_factor"]
+    plain = _series(theta, width)
+    return [f / d for f, d in zip(plain, divisors, strict=True)], amplitude
+
+
+def _proportional(theta, width, longest, rope):
+    turning = int(rope.get("partial_rotary_factor", 1.0) * width // 2)
+    plain = _series(theta, width)
+    return [f if i < turning else 0.0 for i, f in enumerate(plain)], 1.0
+
+
+FORMULAS = {
+    "default": _default,
+    "linear": _linear,
+    "ntk": _ntk,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "deepseek_yarn": _yarn,
+    "telechat3-yarn": _telechat,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "proportional": _proportional,
+}
 
 
 def pairs(width, offset, is_neox_style):

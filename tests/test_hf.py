@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from jrope import Linear, Llama3, config_from_hf
+from jrope import config_from_hf
+from jrope.scalings import Linear, Llama3
 
 LLAMA3 = {
     "factor": 8.0,
@@ -85,7 +86,7 @@ def test_layers_that_differ_in_gemmas_spelling():
     full = read(gemma, layer_type="full_attention")
     assert (full.rope_theta, full.scaling) == (1e6, Linear(factor=8.0))
     with pytest.raises(
-        ValueError, match="this model has rope_local_base_freq, got None"
+        ValueError, match="since this model's layers differ, got None"
     ):
         config_from_hf(gemma)
 
@@ -139,7 +140,7 @@ def test_table_length_can_be_chosen():
         (
             {**V4, "rope_scaling": {"rope_type": "nosuch"}},
             ValueError,
-            r"rope_type must be one of \['default'.* got 'nosuch'",
+            r"rope_type must be one of \[.*'default'.* got 'nosuch'",
         ),
         (
             {**V4, "rope_scaling": {"rope_type": "linear"}},
@@ -154,7 +155,7 @@ def test_table_length_can_be_chosen():
         (
             {**V4, "rope_scaling": {"rope_type": "linear", "type": "llama3", **LLAMA3}},
             ValueError,
-            "the rope type twice, and differently",
+            "gives rope_type twice, and differently",
         ),
         (
             {**V4, "rope_parameters": {"rope_theta": 2e4}},
@@ -164,7 +165,7 @@ def test_table_length_can_be_chosen():
         (
             {**V4, "rope_scaling": {"factor": 2}, "rope_parameters": {"factor": 4}},
             ValueError,
-            "the RoPE parameters twice, and differently",
+            "gives rope_parameters twice, and differently",
         ),
         (3, TypeError, "must be a mapping.* got int"),
     ],

@@ -82,8 +82,12 @@ def test_refused_positions(positions, error, message):
             TypeError,
             "be float32, got bfloat16; was the who",
         ),
-        (TABLE[None], ValueError, r"must be \[P, R\].* got shape \(1, 32, 8\); was it"),
-        (TABLE[:, :6], ValueError, r"R = rotary_dim = 8, got shape \(32, 6\)"),
+        (TABLE[None], ValueError, r"be \[P, R\], got shape \(1, 32, 8\); was it stack"),
+        (
+            TABLE[:, :6],
+            ValueError,
+            "R = rotary_dim = 8, got rows of 6; was it built for",
+        ),
         (HOST_TABLE, TypeError, "must be a jax.Array, got ndarray; move it to the dev"),
     ],
 )

@@ -65,7 +65,7 @@ def test_call_is_rows_then_rotate():
 def test_from_hf():
     hf_config = {"head_dim": 8, "rope_theta": 1e4, "max_position_embeddings": 32}
     assert RotaryEmbedding.from_hf(hf_config).config == CONFIG
-    nested = {**hf_config, "rope_parameters": {"nope": None}}
+    nested = {**hf_config, "rope_parameters": {"rope": {}, "nope": None}}
     with pytest.raises(ValueError, match="layers of type 'nope' have no rotary"):
         RotaryEmbedding.from_hf(nested, layer_type="nope")
 

@@ -10,7 +10,6 @@ import pytest
 
 from jrope import (
     SCALINGS,
-    Default,
     RopeConfig,
     RotaryLayout,
     apply_rope,
@@ -20,7 +19,7 @@ from jrope import (
     rotate,
 )
 from jrope._routes import routes_for
-from jrope._scaling import Frequencies
+from jrope.scalings import Default, Frequencies
 
 ROUTE_NAMES = [route.name for route in routes_for(jax.default_backend())]
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -97,8 +96,9 @@ class Loud(Default):
 
 def scaled_configs():
     for rope_type, scaling in SCALINGS.items():
-        hf_config = next(iter(scaling.examples.values()))
-        yield rope_type, config_from_hf(hf_config, max_position_embeddings=4096)
+        for model, hf_config in scaling.examples.items():
+            config = config_from_hf(hf_config, max_position_embeddings=4096)
+            yield f"{rope_type}: {model}", config
     yield (
         "loud",
         RopeConfig(

@@ -6,7 +6,8 @@ import numpy as np
 import oracle
 import pytest
 
-from jrope import SCALINGS, Linear, Llama3, compute_cos_sin_cache, config_from_hf
+from jrope import compute_cos_sin_cache, config_from_hf
+from jrope.scalings import SCALINGS, Linear, Llama3
 
 EXAMPLES = [
     pytest.param(rope_type, config, id=f"{rope_type}:{model}")
@@ -26,14 +27,12 @@ def test_frequencies_are_the_formula(rope_type, hf_config):
     config = config_from_hf(hf_config)
     assert config is not None
     assert type(config.scaling) is SCALINGS[rope_type]
-    expected = oracle.inverse_frequencies(
-        rope_type,
-        hf_config["rope_theta"],
-        config.layout.rotary_dim,
-        hf_config.get("rope_scaling") or {},
+    expected, factor = oracle.frequencies(rope_type, hf_config)
+    made = config.frequencies
+    np.testing.assert_allclose(
+        made.inv_freq.astype(np.float64), expected, rtol=1e-14, atol=0
     )
-    np.testing.assert_allclose(config.frequencies.inv_freq, expected, rtol=1e-14)
-    assert config.frequencies.inv_freq.dtype == np.float64
+    assert made.attention_factor == pytest.approx(factor, rel=1e-15)
 
 
 @pytest.mark.parametrize(("rope_type", "hf_config"), EXAMPLES)

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from jrope import Linear, RopeConfig, compute_cos_sin_cache
+from jrope import RopeConfig, compute_cos_sin_cache
+from jrope.scalings import Linear
 
 
 def config(**fields):

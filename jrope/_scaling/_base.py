@@ -5,9 +5,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
+
+# In extended precision: np.pi is rounded to float64.
+TWO_PI = np.longdouble("6.28318530717958647692528676655900577")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,18 +29,26 @@ class Geometry:
     head_dim: int
     max_position_embeddings: int
 
+    def series(self, *, theta_factor: np.longdouble | float = 1.0) -> np.ndarray:
+        """The unscaled series `theta ** (-2i / R)` [R/2], its base times a factor."""
+        theta = np.longdouble(self.rope_theta) * theta_factor
+        return geometric_inv_freq(theta, self.rotary_dim)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Frequencies:
     """What a scaling makes of a geometry.
 
     Args:
-      inv_freq: radians per position, float64 [R/2].
+      inv_freq: radians per position [R/2], in the platform's extended precision.
       attention_factor: multiplies cos and sin.
+      softmax_scale_factor: multiplies the attention's softmax scale; never in the
+        table.
     """
 
     inv_freq: np.ndarray
     attention_factor: float = 1.0
+    softmax_scale_factor: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,8 +56,8 @@ class Scaling(abc.ABC):
     """A RoPE scaling: a frozen dataclass whose fields are the keys of a config.json.
 
     A subclass's fields carry Hugging Face's names; those without a default are required
-    by the config reader. The class variables are data for the reader, the errors and
-    the tests.
+    by the config reader, and those made by `choice` are no keys of a config.json but
+    the user's. The class variables are data for the reader, the errors and the tests.
 
     Attributes:
       rope_type: the value of the `rope_type` key.
@@ -54,27 +65,66 @@ class Scaling(abc.ABC):
       meaningless_keys: keys that real configs carry under this type although its
         formula has no use for them, each with the model where it was seen.
       examples: the RoPE keys of real models' config.json, by model name.
+      rotates_whole_head: whether R is always H, `partial_rotary_factor` being a key of
+        the scaling itself.
     """
 
     rope_type: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     meaningless_keys: ClassVar[Mapping[str, str]] = {}
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    rotates_whole_head: ClassVar[bool] = False
 
     @abc.abstractmethod
     def frequencies(self, geometry: Geometry) -> Frequencies:
-        """Inverse frequencies and attention factor for one geometry."""
+        """Inverse frequencies and factors for one geometry."""
+
+    def pinned(self, max_position_embeddings: int) -> Self:
+        """Fills in what a config.json leaves to be derived from its own length.
+
+        The reader calls it, so that a table of another length keeps the model's values.
+        """
+        del max_position_embeddings
+        return self
+
+    def for_length(self, total_length: int) -> Self:
+        """The scaling of a request of this declared total length.
+
+        Most scalings are the same for every request. Those that are not choose once,
+        for the life of the request: cached keys were turned by the choice.
+        """
+        del total_length
+        return self
 
 
-def geometric_inv_freq(rope_theta: float, dim: int) -> np.ndarray:
-    """The unscaled series `theta ** (-2i / dim)`, float64 [dim/2].
+def choice(default: Any) -> Any:
+    """A field of a scaling that the user chooses and no config.json names."""
+    return dataclasses.field(default=default, metadata={"user_choice": True})
+
+
+def config_keys(scaling: type[Scaling]) -> dict[str, bool]:
+    """The keys of a config.json that a scaling takes: whether each is required."""
+    return {
+        field.name: field.default is dataclasses.MISSING
+        for field in dataclasses.fields(scaling)
+        if not field.metadata.get("user_choice")
+    }
+
+
+def geometric_inv_freq(rope_theta: np.longdouble | float, dim: int) -> np.ndarray:
+    """The series `theta ** (-2i / dim)`, np.longdouble [dim/2].
+
+    Extended precision, where the platform has it, keeps angles exact to far below the
+    rounding of a float32 table at any position.
 
     Source: Su et al. 2021, arXiv:2104.09864, section 3.3.
 
-    >>> geometric_inv_freq(10000.0, 4).tolist()
+    >>> geometric_inv_freq(10000.0, 4).astype(float).tolist()
     [1.0, 0.01]
     """
-    return np.float64(rope_theta) ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
+    return np.longdouble(rope_theta) ** (
+        -np.arange(0, dim, 2, dtype=np.longdouble) / dim
+    )
 
 
 def check_number(name: str, value: object, *, above: float = 0.0) -> None:
@@ -83,3 +133,9 @@ def check_number(name: str, value: object, *, above: float = 0.0) -> None:
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not math.isfinite(value) or float(value) <= above:
         raise ValueError(f"{name} must be finite and above {above:g}, got {value}")
+
+
+def check_optional_number(name: str, value: object, *, above: float = 0.0) -> None:
+    """`check_number` for a value that may be None."""
+    if value is not None:
+        check_number(name, value, above=above)

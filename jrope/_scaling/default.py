@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jrope._scaling._base import Frequencies, Geometry, Scaling, geometric_inv_freq
+from jrope._scaling._base import Frequencies, Geometry, Scaling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,4 @@ class Default(Scaling):
 
     def frequencies(self, geometry: Geometry) -> Frequencies:
         """The unscaled series."""
-        return Frequencies(
-            inv_freq=geometric_inv_freq(geometry.rope_theta, geometry.rotary_dim)
-        )
+        return Frequencies(inv_freq=geometry.series())

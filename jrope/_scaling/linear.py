@@ -2,13 +2,7 @@
 
 import dataclasses
 
-from jrope._scaling._base import (
-    Frequencies,
-    Geometry,
-    Scaling,
-    check_number,
-    geometric_inv_freq,
-)
+from jrope._scaling._base import Frequencies, Geometry, Scaling, check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,5 +34,4 @@ class Linear(Scaling):
 
     def frequencies(self, geometry: Geometry) -> Frequencies:
         """The unscaled series divided by `factor`."""
-        series = geometric_inv_freq(geometry.rope_theta, geometry.rotary_dim)
-        return Frequencies(inv_freq=series / self.factor)
+        return Frequencies(inv_freq=geometry.series() / self.factor)

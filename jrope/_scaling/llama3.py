@@ -6,11 +6,11 @@ import numpy as np
 
 from jrope._layout import check_int
 from jrope._scaling._base import (
+    TWO_PI,
     Frequencies,
     Geometry,
     Scaling,
     check_number,
-    geometric_inv_freq,
 )
 
 
@@ -84,11 +84,11 @@ class Llama3(Scaling):
 
     def frequencies(self, geometry: Geometry) -> Frequencies:
         """The three bands, blended by turns within the original context."""
-        kept = geometric_inv_freq(geometry.rope_theta, geometry.rotary_dim)
-        turns = self.original_max_position_embeddings * kept / (2 * np.pi)
+        kept = geometry.series()
+        turns = self.original_max_position_embeddings * kept / TWO_PI
         band = self.high_freq_factor - self.low_freq_factor
         if band:
             share = np.clip((turns - self.low_freq_factor) / band, 0.0, 1.0)
         else:
-            share = (turns >= self.high_freq_factor).astype(np.float64)
+            share = np.where(turns >= self.high_freq_factor, 1.0, 0.0)
         return Frequencies(inv_freq=(1 - share) * kept / self.factor + share * kept)

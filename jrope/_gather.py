@@ -1,0 +1,112 @@
+"""Rows of a table by position: checks, out-of-range policies and one gather."""
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+OutOfRange = Literal["nan", "clip"]
+
+_INT32_MAX = 2**31 - 1
+_NARROW = tuple(map(np.dtype, ("int32", "int16", "int8", "uint16", "uint8")))
+
+
+def check_out_of_range(out_of_range: str) -> None:
+    """Raises unless the policy is one of the two."""
+    if out_of_range not in get_args(OutOfRange):
+        raise ValueError(
+            f"out_of_range must be one of {get_args(OutOfRange)}, got {out_of_range!r}"
+        )
+
+
+def check_array(name: str, value: object) -> None:
+    """Raises unless `value` is a jax.Array (tracers included)."""
+    if not isinstance(value, jax.Array):
+        raise TypeError(
+            f"{name} must be a jax.Array, got {type(value).__name__}; move it to the "
+            f"device once, outside jit, with jnp.asarray"
+        )
+
+
+def check_table(table: Array) -> None:
+    """Raises unless the table's array is float32 and not stacked."""
+    check_array("the cos/sin table", table)
+    if table.dtype != jnp.float32:
+        raise TypeError(
+            f"the cos/sin table must be float32, got {table.dtype}; was the whole "
+            f"model cast to {table.dtype}? Leave the table out of the cast, or "
+            f"rebuild it (jrope.nnx.fill_tables, jrope.linen.rope_variables)"
+        )
+    if table.ndim != 2:
+        raise ValueError(
+            f"the cos/sin table must be [P, R], got shape {table.shape}; was it "
+            f"stacked by vmap?"
+        )
+
+
+def device_positions(
+    positions: ArrayLike, *, rows: int, out_of_range: OutOfRange
+) -> Array:
+    """Positions as int32, or an error; nothing is wrapped around or truncated.
+
+    Those that lie on the host are checked there, against the table's end as well.
+    """
+    if isinstance(positions, jax.Array):
+        if positions.dtype in _NARROW:
+            return positions.astype(jnp.int32)
+        raise TypeError(
+            f"positions on the device must be int32, got {positions.dtype}; check "
+            f"their range on the host and cast them with positions.astype(jnp.int32)"
+        )
+    host = np.asarray(positions)
+    if host.dtype.kind not in "iu":
+        raise TypeError(f"positions must be integers, got {host.dtype}")
+    if host.size:
+        _check_range(int(host.min()), int(host.max()), rows, out_of_range)
+    return jnp.asarray(host.astype(np.int32))
+
+
+def _check_range(low: int, high: int, rows: int, out_of_range: OutOfRange) -> None:
+    if high > _INT32_MAX:
+        raise ValueError(
+            f"positions must fit int32, got {high}; was a padding id cast to an "
+            f"unsigned type?"
+        )
+    if low < -_INT32_MAX - 1:
+        raise ValueError(f"positions must fit int32, got {low}")
+    if high >= rows and out_of_range == "nan":
+        raise ValueError(
+            f"positions must be below the table's {rows} rows, got {high}; does the "
+            f"context exceed max_position_embeddings? Pad with negative positions"
+        )
+
+
+def gather_rows(table: Array, indices: Array, out_of_range: OutOfRange) -> Array:
+    """Rows [*B, T, R] of non-negative indices: one gather of static shape.
+
+    The NaN policy costs nothing measurable over the clipping one. Neither lets an index
+    wrap around.
+    """
+    sharding = _rows_sharding(indices)
+    if out_of_range == "clip":
+        return table.at[indices].get(
+            mode="clip", wrap_negative_indices=False, out_sharding=sharding
+        )
+    return table.at[indices].get(
+        mode="fill",
+        fill_value=jnp.nan,
+        wrap_negative_indices=False,
+        out_sharding=sharding,
+    )
+
+
+def _rows_sharding(indices: Array) -> NamedSharding | None:
+    """How rows lie on a mesh with explicit axes: as the positions do. Else None."""
+    sharding = jax.typeof(indices).sharding
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return None
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec, None))

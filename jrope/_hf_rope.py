@@ -1,0 +1,177 @@
+"""Which rope dict the layers of one type have, of all the ways to write it."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jrope._model_types import (
+    GLOBAL_AND_LOCAL_BASE,
+    LOCAL_BASE,
+    LayerRule,
+    ModelType,
+)
+from jrope._scaling import check_number
+
+Config = Mapping[str, Any]
+
+# Where a multimodal config keeps its text model's.
+_TEXT_CONFIGS = ("thinker_config", "text_config", "llm_config", "language_config")
+THETA_KEYS = ("rope_theta", "rotary_emb_base")
+
+
+def as_mapping(hf_config: object) -> Config:
+    if isinstance(hf_config, str | os.PathLike):
+        hf_config = json.loads(Path(hf_config).read_text())
+    if isinstance(hf_config, Mapping):
+        return hf_config
+    to_dict = getattr(hf_config, "to_dict", None)
+    if to_dict is None:
+        raise TypeError(
+            f"hf_config must be a mapping (a parsed config.json), a path, or a "
+            f"transformers config object, got {type(hf_config).__name__}"
+        )
+    return to_dict()
+
+
+def text_config(config: Config) -> Config:
+    for key in _TEXT_CONFIGS:
+        inner = config.get(key)
+        if isinstance(inner, Mapping):
+            return text_config(inner)
+    return config
+
+
+def agreed(found: Mapping[str, Any], what: str) -> Any:
+    """The one value among spellings of the same thing; None where none is given."""
+    given = {key: value for key, value in found.items() if value is not None}
+    values = list(given.values())
+    if any(value != values[0] for value in values):
+        raise ValueError(f"config.json gives {what} twice, and differently: {given}")
+    return values[0] if values else None
+
+
+def optional(config: Config, keys: tuple[str, ...]) -> Any:
+    return agreed({key: config.get(key) for key in keys}, keys[0])
+
+
+def required(config: Config, keys: tuple[str, ...]) -> Any:
+    value = optional(config, keys)
+    if value is None:
+        raise ValueError(
+            f"config.json must have {keys[0]!r}, got keys {sorted(config)}"
+        )
+    return value
+
+
+def _is_null(config: Config, key: str | None) -> bool:
+    """Whether a key is there and null, which is not the same as absent."""
+    return key is not None and key in config and config[key] is None
+
+
+def rope_dict(
+    config: Config, model: ModelType, layer_type: str | None
+) -> dict[str, Any] | None:
+    """The rope dict of these layers, its base filled in; None where they have none."""
+    outer = _outer_rope(config)
+    rules = layer_rules(config, model)
+    name = model.layer_aliases.get(layer_type or "", layer_type)
+    if is_nested(config):
+        entry = _nested(outer, layer_type, name)
+        if entry is None:
+            return None
+        return _with_theta(config, model, rules.get(name or "", LayerRule()), entry)
+    rule = _rule(config, rules, layer_type, name)
+    if not rule.has_rope and not _is_null(config, rule.rope_if_null):
+        return None
+    kept = outer if rule.scaled else {"rope_theta": outer.get("rope_theta")}
+    return _with_theta(config, model, rule, kept)
+
+
+def _outer_rope(config: Config) -> Config:
+    """The rope dict as it stands in the config, under either name."""
+    names = ("rope_parameters", "rope_scaling")
+    outer = agreed({key: config.get(key) or None for key in names}, "rope_parameters")
+    if outer is None:
+        return {}
+    if not isinstance(outer, Mapping):
+        raise TypeError(
+            f"rope_parameters (or rope_scaling) must be a mapping, got {outer!r}"
+        )
+    return outer
+
+
+def is_nested(config: Config) -> bool:
+    """Whether the rope dict has an entry a layer type."""
+    entries = list(_outer_rope(config).values())
+    return any(isinstance(entry, Mapping) for entry in entries) and all(
+        entry is None or isinstance(entry, Mapping) for entry in entries
+    )
+
+
+def layer_rules(config: Config, model: ModelType) -> Mapping[str, LayerRule]:
+    """The model type's rules, or those that its keys speak of."""
+    if model.layer_rules:
+        return model.layer_rules
+    if config.get("rope_local_base_freq") is not None:
+        return LOCAL_BASE
+    if config.get("global_rope_theta") is not None:
+        return GLOBAL_AND_LOCAL_BASE
+    return {}
+
+
+def _nested(outer: Config, layer_type: str | None, name: str | None) -> Any:
+    for key in (layer_type, name):
+        if key is not None and key in outer:
+            return outer[key]
+    raise ValueError(
+        f"layer_type must be one of {sorted(outer)}, since this model's layers differ, "
+        f"got {layer_type!r}"
+    )
+
+
+def _rule(
+    config: Config,
+    rules: Mapping[str, LayerRule],
+    layer_type: str | None,
+    name: str | None,
+) -> LayerRule:
+    """The rule of a layer type where the rope dict is flat."""
+    rotating = [rule for rule in rules.values() if rule.has_rope]
+    if layer_type is None and all(rule == rotating[0] for rule in rotating):
+        return rotating[0] if rotating else LayerRule()
+    if name is not None and name in rules:
+        return rules[name]
+    if not rules and layer_type in (config.get("layer_types") or ()):
+        return LayerRule()
+    if rules:
+        raise ValueError(
+            f"layer_type must be one of {sorted(rules)}, since this model's layers "
+            f"differ, got {layer_type!r}"
+        )
+    raise ValueError(
+        f"layer_type must be None, since this model's layers do not differ, got "
+        f"{layer_type!r}"
+    )
+
+
+def _with_theta(
+    config: Config, model: ModelType, rule: LayerRule, rope: Config
+) -> dict[str, Any]:
+    """The rope dict with its base, and what the model's code fixes, filled in."""
+    outer = optional(config, THETA_KEYS)
+    given = {"the rope dict": rope.get("rope_theta")}
+    given |= {key: config.get(key) for key in rule.theta_keys}
+    if not model.layer_rules and not rule.theta_keys and not is_nested(config):
+        given["the top level"] = outer
+    defaults = (rule.theta, outer) if rule.theta_keys else (outer, rule.theta)
+    by_type = model.rope_theta if config.get("model_type") is not None else None
+    candidates = (agreed(given, "rope_theta"), *defaults, by_type)
+    theta = next((value for value in candidates if value is not None), None)
+    if theta is None:
+        raise ValueError(
+            "config.json must have 'rope_theta', at its top level or in the rope dict"
+        )
+    check_number("rope_theta", theta)
+    return {**rope, **rule.overrides, "rope_theta": float(theta)}

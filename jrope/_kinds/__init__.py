@@ -1,0 +1,52 @@
+"""Table kinds: how rows are kept, and how a position's row is made of them.
+
+Each is a frozen pytree around one float32 array, so that it is passed to a jitted
+function as an argument. A kind gives rows; which axis or layer uses them it does not
+know.
+"""
+
+from typing import Literal, cast
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from jrope._gather import check_table
+from jrope._kinds._base import Table
+from jrope._kinds.dual_chunk import ChunkForm, DualChunkTable
+from jrope._kinds.flat import FlatTable
+from jrope._kinds.fope import FopeTable
+from jrope._kinds.stacked import StackedTable, stack_tables
+from jrope._kinds.two_level import TwoLevelTable
+
+TableName = Literal["flat", "two_level"]
+
+
+# What `table=` of the Flax layers may name.
+TABLE_KINDS: dict[TableName, type[FlatTable] | type[TwoLevelTable]] = {
+    "flat": FlatTable,
+    "two_level": TwoLevelTable,
+}
+
+
+def as_table(table: Array | Table) -> Table:
+    """A bare array is a flat table."""
+    if isinstance(table, jax.Array | np.ndarray):
+        check_table(cast(Array, table))
+        return FlatTable(cos_sin_cache=cast(Array, table))
+    return table
+
+
+__all__ = [
+    "TABLE_KINDS",
+    "ChunkForm",
+    "DualChunkTable",
+    "FlatTable",
+    "FopeTable",
+    "StackedTable",
+    "Table",
+    "TableName",
+    "TwoLevelTable",
+    "as_table",
+    "stack_tables",
+]

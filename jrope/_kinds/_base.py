@@ -1,0 +1,50 @@
+"""What a table kind is: a frozen pytree around an array that gives rows."""
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+from jaxtyping import Array, Float32, Int32
+
+from jrope._gather import OutOfRange
+
+
+@runtime_checkable
+class Table(Protocol):
+    """What `lookup` asks of a table."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """P: one more than the largest position, of any table inside."""
+        ...
+
+    def rows(
+        self,
+        positions: Int32[Array, "..."],
+        *,
+        row_offset: Int32[Array, "..."] | None,
+        out_of_range: OutOfRange,
+    ) -> Float32[Array, "..."]:
+        """Rows [*B, T, R], cos then sin, of positions [*B, T]; negative ones are 0."""
+        ...
+
+
+def pytree(*data: str) -> Any:
+    """Registers a frozen dataclass whose named fields are arrays, the others static."""
+
+    def register(cls: type) -> type:
+        names = [field.name for field in dataclasses.fields(cls)]
+        meta = [name for name in names if name not in data]
+        return jax.tree_util.register_dataclass(
+            cls, data_fields=list(data), meta_fields=meta
+        )
+
+    return register
+
+
+def no_offset(row_offset: object) -> None:
+    if row_offset is not None:
+        raise ValueError(
+            "row_offset must be None for a single table; jrope.stack_tables makes one "
+            "of several"
+        )

@@ -1,0 +1,61 @@
+"""The plain table: one row a position."""
+
+import dataclasses
+from typing import Self
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int32
+
+from jrope._config import RopeConfig
+from jrope._gather import OutOfRange, check_table, gather_rows
+from jrope._kinds._base import no_offset, pytree
+from jrope._tables import (
+    compute_cos_sin_cache,
+)
+
+
+@pytree("cos_sin_cache")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlatTable:
+    """One row a position: what a bare array [P, R] stands for.
+
+    Args:
+      cos_sin_cache: float32 [P, R], cos then sin.
+    """
+
+    cos_sin_cache: Float32[Array, "P R"]
+
+    @staticmethod
+    def compute(config: RopeConfig) -> np.ndarray:
+        """The array, on the host."""
+        return compute_cos_sin_cache(config)
+
+    @staticmethod
+    def array_rows(config: RopeConfig) -> int:
+        """Rows of the array."""
+        return config.max_position_embeddings
+
+    @classmethod
+    def wrap(cls, config: RopeConfig, array: Array) -> Self:
+        """The table around its array."""
+        del config
+        return cls(cos_sin_cache=array)
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """P."""
+        return self.cos_sin_cache.shape[0]
+
+    def rows(
+        self,
+        positions: Int32[Array, "..."],
+        *,
+        row_offset: Int32[Array, "..."] | None,
+        out_of_range: OutOfRange,
+    ) -> Float32[Array, "..."]:
+        """One gather."""
+        no_offset(row_offset)
+        check_table(self.cos_sin_cache)
+        indices = jnp.maximum(positions, jnp.int32(0))
+        return gather_rows(self.cos_sin_cache, indices, out_of_range)

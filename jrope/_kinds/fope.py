@@ -1,0 +1,130 @@
+"""Fourier position embedding: rows mixed by learned coefficients."""
+
+import dataclasses
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int32
+
+from jrope._config import RopeConfig
+from jrope._gather import OutOfRange, check_table, gather_rows
+from jrope._kinds._base import no_offset, pytree
+from jrope._tables import (
+    compute_cos_sin_cache,
+)
+
+
+@pytree("cos_sin_cache", "cos_coefficients", "sin_coefficients")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FopeTable:
+    """Fourier position embedding: each key head mixes the waves in its own way.
+
+    Rows are [*B, T, K, R] (one set of rows a key head), so heads go to `rotate`
+    grouped: `rotate(table.group(query), table.group(key), cos, sin, ...)`. Frequencies
+    that were dropped pass through: cos 1, sin 0. This is no rotation and has no
+    inverse; gradients reach the coefficients.
+
+    Source: Hua et al. 2024, arXiv:2412.17739; vLLM's `FourierRotaryEmbedding`.
+
+    Args:
+      cos_sin_cache: float32 [P, 2n] of the n frequencies that are kept.
+      cos_coefficients: float32 [K, n, n] from the checkpoint; K = 1 for all heads.
+      sin_coefficients: likewise.
+      rotary_dim: R.
+    """
+
+    cos_sin_cache: Float32[Array, "P waves"]
+    cos_coefficients: Float[Array, "K n n"]
+    sin_coefficients: Float[Array, "K n n"]
+    rotary_dim: int
+
+    @classmethod
+    def from_config(
+        cls,
+        config: RopeConfig,
+        cos_coefficients: Float[Array, "K n n"],
+        sin_coefficients: Float[Array, "K n n"],
+        *,
+        num_inv_freq: int | None = None,
+    ) -> Self:
+        """The table of a config and a checkpoint's coefficients.
+
+        Args:
+          config: plain RoPE; its frequencies are the waves.
+          cos_coefficients: [K, n, n].
+          sin_coefficients: [K, n, n].
+          num_inv_freq: n, the leading frequencies kept; None for those that turn more
+            than once within max_position_embeddings.
+
+        Raises:
+          ValueError: if the coefficients are not n by n.
+        """
+        inv_freq = config.frequencies.inv_freq
+        if num_inv_freq is None:
+            turning = inv_freq > 2 * np.pi / config.max_position_embeddings
+            num_inv_freq = int(np.count_nonzero(turning))
+        wanted = (num_inv_freq, num_inv_freq)
+        for coefficients in (cos_coefficients, sin_coefficients):
+            if coefficients.ndim != 3 or coefficients.shape[1:] != wanted:
+                raise ValueError(
+                    f"FoPE's coefficients must be [K, n, n] with n = {num_inv_freq} "
+                    f"kept frequencies, got shape {coefficients.shape}"
+                )
+        table = compute_cos_sin_cache(config)
+        half = len(inv_freq)
+        waves = np.concatenate(
+            [table[:, :num_inv_freq], table[:, half : half + num_inv_freq]], axis=1
+        )
+        return cls(
+            cos_sin_cache=jnp.asarray(waves),
+            cos_coefficients=cos_coefficients,
+            sin_coefficients=sin_coefficients,
+            rotary_dim=2 * half,
+        )
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """P."""
+        return self.cos_sin_cache.shape[0]
+
+    def group(self, heads: Float[Array, "*B T N H"]) -> Float[Array, "*B T K G H"]:
+        """Heads by the key head whose rows turn them."""
+        groups = self.cos_coefficients.shape[0]
+        *leading, count, width = heads.shape
+        if count % groups:
+            raise ValueError(
+                f"heads must be a multiple of FoPE's {groups} key heads, got {count}"
+            )
+        return heads.reshape(*leading, groups, count // groups, width)
+
+    def rows(
+        self,
+        positions: Int32[Array, "..."],
+        *,
+        row_offset: Int32[Array, "..."] | None,
+        out_of_range: OutOfRange,
+    ) -> Float32[Array, "..."]:
+        """One gather, then the waves mixed, in float32."""
+        no_offset(row_offset)
+        check_table(self.cos_sin_cache)
+        indices = jnp.maximum(positions, jnp.int32(0))
+        waves = gather_rows(self.cos_sin_cache, indices, out_of_range)
+        kept, half = waves.shape[-1] // 2, self.rotary_dim // 2
+        pad = [(0, 0)] * (waves.ndim) + [(0, half - kept)]
+        cos = _mix(waves[..., :kept], self.cos_coefficients)
+        sin = _mix(waves[..., kept:], self.sin_coefficients)
+        return jnp.concatenate(
+            [jnp.pad(cos, pad, constant_values=1), jnp.pad(sin, pad)], axis=-1
+        )
+
+
+def _mix(waves: Array, coefficients: Array) -> Array:
+    """[..., n] by [K, n, n] to [..., K, n]."""
+    return jnp.einsum(
+        "...n,knm->...km",
+        waves,
+        coefficients.astype(jnp.float32),
+        precision=jax.lax.Precision.HIGHEST,
+    )

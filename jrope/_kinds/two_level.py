@@ -1,0 +1,83 @@
+"""Two small tables whose angles add up, for very long contexts."""
+
+import dataclasses
+from typing import Self
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int32
+
+from jrope._config import RopeConfig
+from jrope._gather import OutOfRange, check_table, gather_rows
+from jrope._kinds._base import no_offset, pytree
+from jrope._tables import (
+    FINE_ROWS,
+    compute_two_level_cache,
+)
+
+
+@pytree("cos_sin_cache")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoLevelTable:
+    """Two small tables whose angles add up: a million positions in about a megabyte.
+
+    Position s is `1024 * (s // 1024)` and `s % 1024`; the rotation is the product of
+    the two. Each of cos and sin is off by at most 1.25 * 2^-23 times the attention
+    factor, at any position up to 2^24, where a flat table's are off by 2^-25.
+
+    Args:
+      cos_sin_cache: float32 [ceil(P / 1024) + 1024, R]: the coarse rows, then the fine
+        ones, which alone carry the attention factor.
+      max_position_embeddings: P.
+    """
+
+    cos_sin_cache: Float32[Array, "rows R"]
+    max_position_embeddings: int
+
+    @staticmethod
+    def compute(config: RopeConfig) -> np.ndarray:
+        """The array, on the host."""
+        return compute_two_level_cache(config)
+
+    @staticmethod
+    def array_rows(config: RopeConfig) -> int:
+        """Rows of the array."""
+        return -(-config.max_position_embeddings // FINE_ROWS) + FINE_ROWS
+
+    @classmethod
+    def wrap(cls, config: RopeConfig, array: Array) -> Self:
+        """The table around its array."""
+        return cls(
+            cos_sin_cache=array, max_position_embeddings=config.max_position_embeddings
+        )
+
+    def rows(
+        self,
+        positions: Int32[Array, "..."],
+        *,
+        row_offset: Int32[Array, "..."] | None,
+        out_of_range: OutOfRange,
+    ) -> Float32[Array, "..."]:
+        """Two gathers and a complex product."""
+        no_offset(row_offset)
+        check_table(self.cos_sin_cache)
+        table, last = self.cos_sin_cache, jnp.int32(self.max_position_embeddings - 1)
+        indices = jnp.maximum(positions, jnp.int32(0))
+        past = indices > last
+        indices = jnp.minimum(indices, last)
+        coarse_rows = jnp.int32(table.shape[0] - FINE_ROWS)
+        coarse, fine = indices // jnp.int32(FINE_ROWS), indices % jnp.int32(FINE_ROWS)
+        if out_of_range == "nan":
+            coarse = jnp.where(past, jnp.int32(table.shape[0]), coarse)
+        return _turn_rows(
+            gather_rows(table, coarse, out_of_range),
+            gather_rows(table, coarse_rows + fine, out_of_range),
+        )
+
+
+def _turn_rows(one: Array, other: Array) -> Array:
+    """Rows of the sum of two angles."""
+    half = one.shape[-1] // 2
+    a, b = one[..., :half], one[..., half:]
+    c, d = other[..., :half], other[..., half:]
+    return jnp.concatenate([a * c - b * d, b * c + a * d], axis=-1)

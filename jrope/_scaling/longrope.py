@@ -1,0 +1,125 @@
+"""LongRoPE: one list of divisors for short requests, another for long ones."""
+
+import dataclasses
+import math
+from typing import Literal, Self
+
+import numpy as np
+
+from jrope._layout import check_int
+from jrope._scaling._base import (
+    Frequencies,
+    Geometry,
+    Scaling,
+    check_number,
+    check_optional_number,
+    choice,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LongRope(Scaling):
+    """Frequency i divided by `short_factor[i]`, or by `long_factor[i]`.
+
+    Which list is a matter of the request: its declared total length decides, once for
+    its life, since cached keys were turned by the choice. A request of exactly the
+    original length is short. `for_length` chooses; to serve both at once, stack the two
+    tables (`jrope.stack_tables`).
+
+    The attention factor is `attention_factor` where given, else
+    `sqrt(1 + ln(factor) / ln(original length))`.
+
+    Source: Ding et al. 2024, arXiv:2402.13753; Hugging Face's
+    `_compute_longrope_parameters`.
+
+    Args:
+      short_factor: divisors [R/2] up to the original length.
+      long_factor: divisors [R/2] past it.
+      original_max_position_embeddings: context length of pre-training, in positions.
+      factor: how many times longer the context becomes; None for the ratio of the
+        config's max_position_embeddings to the original length.
+      attention_factor: the final amplitude of cos and sin.
+      short_mscale: in its place, the amplitude of the short list.
+      long_mscale: likewise of the long list.
+      chosen: the list in use; the user's choice, or `for_length`'s.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    factor: float | None = None
+    attention_factor: float | None = None
+    short_mscale: float | None = None
+    long_mscale: float | None = None
+    chosen: Literal["short", "long"] = choice("short")
+
+    rope_type = "longrope"
+    aliases = ("su",)
+    examples = {
+        "a Phi-3 of eight features": {
+            "head_dim": 8,
+            "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096,
+            "rope_theta": 10000.0,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.02, 1.05, 1.3],
+                "long_factor": [1.08, 2.62, 15.1, 64.7],
+            },
+        },
+    }
+
+    def __post_init__(self) -> None:
+        """Checks the lists and numbers."""
+        for name in ("short_factor", "long_factor"):
+            divisors = getattr(self, name)
+            if not isinstance(divisors, tuple):
+                raise TypeError(
+                    f"{name} must be a tuple of numbers, got {type(divisors).__name__}"
+                )
+            for i, divisor in enumerate(divisors):
+                check_number(f"{name}[{i}]", divisor)
+        name = "original_max_position_embeddings"
+        check_int(name, self.original_max_position_embeddings, minimum=2)
+        for name in ("factor", "attention_factor", "short_mscale", "long_mscale"):
+            check_optional_number(name, getattr(self, name))
+        if self.chosen not in ("short", "long"):
+            raise ValueError(f"chosen must be 'short' or 'long', got {self.chosen!r}")
+
+    def pinned(self, max_position_embeddings: int) -> Self:
+        """The lengths' ratio as the factor, where the config does not name it."""
+        if self.factor is not None:
+            return self
+        ratio = max_position_embeddings / self.original_max_position_embeddings
+        return dataclasses.replace(self, factor=ratio)
+
+    def for_length(self, total_length: int) -> Self:
+        """The long list for a request longer than the original context."""
+        long = total_length > self.original_max_position_embeddings
+        return dataclasses.replace(self, chosen="long" if long else "short")
+
+    def frequencies(self, geometry: Geometry) -> Frequencies:
+        """The series divided by the chosen list."""
+        divisors = self.long_factor if self.chosen == "long" else self.short_factor
+        half = geometry.rotary_dim // 2
+        if len(divisors) != half:
+            raise ValueError(
+                f"{self.chosen}_factor must have rotary_dim // 2 = {half} entries, got "
+                f"{len(divisors)}; is partial_rotary_factor missing?"
+            )
+        return Frequencies(
+            inv_freq=geometry.series() / np.asarray(divisors, np.longdouble),
+            attention_factor=self._amplitude(geometry),
+        )
+
+    def _amplitude(self, geometry: Geometry) -> float:
+        own = self.long_mscale if self.chosen == "long" else self.short_mscale
+        if own is not None:
+            return own
+        if self.attention_factor is not None:
+            return self.attention_factor
+        original = self.original_max_position_embeddings
+        factor = self.factor or geometry.max_position_embeddings / original
+        if factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(factor) / math.log(original))
