@@ -85,9 +85,7 @@ def test_layers_that_differ_in_gemmas_spelling():
     assert (sliding.rope_theta, sliding.scaling.rope_type) == (1e4, "default")
     full = read(gemma, layer_type="full_attention")
     assert (full.rope_theta, full.scaling) == (1e6, Linear(factor=8.0))
-    with pytest.raises(
-        ValueError, match="since this model's layers differ, got None"
-    ):
+    with pytest.raises(ValueError, match="since this model's layers differ, got None"):
         config_from_hf(gemma)
 
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from jrope import RopeConfig, apply_rope, compute_cos_sin_cache
 
-CONFIG = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=64)
+CONFIG = RopeConfig(head_dim=64, rope_theta=1e4, max_position_embeddings=64)
 LAYOUT = CONFIG.layout
 RNG = np.random.default_rng(0)
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
@@ -18,8 +18,8 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
 def operands():
     table = jnp.asarray(compute_cos_sin_cache(CONFIG))
     positions = jnp.asarray(RNG.integers(0, 64, (8, 8)), jnp.int32)
-    query = jnp.asarray(RNG.standard_normal((8, 8, 16, 8)), jnp.float32)
-    key = jnp.asarray(RNG.standard_normal((8, 8, 8, 8)), jnp.float32)
+    query = jnp.asarray(RNG.standard_normal((8, 8, 16, 64)), jnp.float32)
+    key = jnp.asarray(RNG.standard_normal((8, 8, 8, 64)), jnp.float32)
     return positions, query, key, table
 
 

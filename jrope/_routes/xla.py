@@ -2,15 +2,90 @@
 
 import dataclasses
 
+import jax
 from jaxtyping import Array
 
-from jrope._rotate import rotate_one
+from jrope._routes._forms import FORMS
 from jrope._routes._route import Rotation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A row of the table of choices: the form for the cases that it covers.
+
+    Args:
+      form: a key of `FORMS`.
+      since: first JAX version, (major, minor), that this was measured on.
+      dtypes: names of the operand's dtypes; None covers all.
+      is_neox_style: the pairing; None covers both.
+      partial: whether some features pass; None covers both.
+      max_tokens: the most tokens; None is no bound.
+    """
+
+    form: str
+    since: tuple[int, int] = (0, 0)
+    dtypes: tuple[str, ...] | None = None
+    is_neox_style: bool | None = None
+    partial: bool | None = None
+    max_tokens: int | None = None
+
+    def covers(self, rotation: Rotation, x: jax.ShapeDtypeStruct | Array) -> bool:
+        """Whether the rotation of `x` is one of the cases, on this JAX."""
+        partial = 2 * rotation.rows.shape[-1] != x.shape[-1]
+        return (
+            jax.__version_info__[:2] >= self.since
+            and (self.dtypes is None or x.dtype.name in self.dtypes)
+            and self.is_neox_style in (None, rotation.is_neox_style)
+            and self.partial in (None, partial)
+            and (self.max_tokens is None or rotation.tokens <= self.max_tokens)
+        )
+
+
+# Few tokens: a step costs its dispatch and loop overheads, not its bytes. The bound
+# lies between the 1 and 64 tokens that were measured: at 64 the forms for many win.
+_FEW = 16
+_16_BITS = ("bfloat16", "float16")
+
+# The first row that covers a case decides; a JAX newer than all rows uses the newest.
+# Source: `python -m benchmarks.bench_forms` on each minor version. From 256 tokens on,
+# a form whose temporaries are as large as its operand is not eligible.
+CHOICES: dict[str, tuple[Choice, ...]] = {
+    "cpu": (
+        # JAX 0.12: concatenates fuse inside loops, floats move as cheaply as integers.
+        Choice(since=(0, 12), is_neox_style=True, max_tokens=_FEW, form="concat_held"),
+        Choice(since=(0, 12), partial=True, max_tokens=_FEW, form="swap_update"),
+        Choice(since=(0, 12), partial=True, dtypes=_16_BITS, form="swap_update"),
+        Choice(since=(0, 12), form="swap"),
+        # JAX 0.11: of the joins only the stack fuses inside loops.
+        Choice(since=(0, 11), partial=True, max_tokens=_FEW, form="swap_update"),
+        Choice(since=(0, 11), partial=True, dtypes=_16_BITS, form="swap_update"),
+        Choice(since=(0, 11), is_neox_style=True, max_tokens=_FEW, form="stack"),
+        Choice(since=(0, 11), is_neox_style=True, dtypes=_16_BITS, form="stack"),
+        Choice(since=(0, 11), form="swap"),
+        # JAX 0.10: no join fuses inside loops, and bfloat16 moves slowly.
+        Choice(partial=True, dtypes=("float16",), form="swap_update"),
+        Choice(partial=True, dtypes=_16_BITS, form="swap_bits"),
+        Choice(dtypes=_16_BITS, max_tokens=_FEW, form="swap_bits"),
+        Choice(dtypes=_16_BITS, is_neox_style=True, form="stack_bits"),
+        Choice(dtypes=_16_BITS, form="swap_bits"),
+        Choice(partial=True, max_tokens=_FEW, form="swap_update"),
+        Choice(form="swap"),
+    )
+}
+
+
+def choose_form(rotation: Rotation, x: jax.ShapeDtypeStruct | Array) -> str:
+    """The key in `FORMS` of the form that rotates `x`.
+
+    A platform without choices, which nobody measured, gets the definition.
+    """
+    choices = CHOICES.get(rotation.platform, ())
+    return next((row.form for row in choices if row.covers(rotation, x)), "concat")
 
 
 @dataclasses.dataclass(frozen=True)
 class XlaRoute:
-    """Runs the rotation as plain JAX."""
+    """Runs the rotation as plain JAX, written as the platform's compiler likes it."""
 
     name: str = "xla"
 
@@ -22,9 +97,9 @@ class XlaRoute:
     def run(
         self, rotation: Rotation, xs: tuple[Array, ...], cos: Array, sin: Array
     ) -> tuple[Array, ...]:
-        """The definition, for each operand."""
+        """The chosen form, for each operand."""
         return tuple(
-            rotate_one(
+            FORMS[choose_form(rotation, x)](
                 x,
                 cos,
                 sin,
