@@ -1,4 +1,4 @@
-"""Ways to write one rotation, for compilers that fuse them differently."""
+"""Ways to write one rotation, for compilers that fuse them differently.
 
 All have one signature, give the same bits when jitted, and take any pairing, any
 partial width and any offset; `turn_pairs` holds the arithmetic of all of them. Only the
