@@ -9,7 +9,9 @@ import numpy as np
 from jrope import RopeConfig, apply_rope, compute_cos_sin_cache
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402  (after the backend is chosen)
+# After the backend is chosen.
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.patches import Circle  # noqa: E402
 
 PICTURES = Path(__file__).parent / "pages" / "pictures"
 POSITIONS = 13
@@ -21,9 +23,9 @@ def main() -> None:
         {"svg.hashsalt": "jrope", "font.size": 9, "svg.fonttype": "path"}
     )
     figure = plt.figure(figsize=(9, 3.1), layout="constrained")
-    turns, scores = figure.subfigures(1, 2, width_ratios=(2, 1.1))
-    draw_turns(turns)
-    draw_scores(scores)
+    parts = np.ravel(figure.subfigures(1, 2, width_ratios=(2, 1.1)))
+    draw_turns(parts[0])
+    draw_scores(parts[1])
     figure.savefig(PICTURES / "rotation.svg", metadata={"Date": None})
 
 
@@ -31,13 +33,13 @@ def draw_turns(figure) -> None:
     """One query at growing positions: each pair of features turns at its own pace."""
     config = RopeConfig(head_dim=8, rope_theta=100.0, max_position_embeddings=POSITIONS)
     query = jnp.tile(jnp.asarray([1.0] * 4 + [0.0] * 4), (POSITIONS, 1, 1))
-    turned, _ = rotated(config, query)
+    turned, _ = rotated(config, query, query)
     figure.suptitle(
         "one query at positions 0 (dark) to 12 (light): each pair has its own speed"
     )
     colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, POSITIONS))
     for pair, axes in enumerate(figure.subplots(1, 4)):
-        axes.add_patch(plt.Circle((0, 0), 1, fill=False, color="0.8"))
+        axes.add_patch(Circle((0, 0), 1, fill=False, color="0.8"))
         for position, color in enumerate(colors):
             tip = turned[position, 0, pair], turned[position, 0, pair + 4]
             axes.annotate(
@@ -61,7 +63,7 @@ def draw_scores(figure) -> None:
     axes.set_title("their score knows\nthe distance alone")
 
 
-def rotated(config: RopeConfig, query, key=None):
+def rotated(config: RopeConfig, query, key):
     """The rows' own positions, applied."""
     table = jnp.asarray(compute_cos_sin_cache(config))
     positions = jnp.arange(config.max_position_embeddings)
