@@ -23,9 +23,9 @@ def main() -> None:
         {"svg.hashsalt": "jrope", "font.size": 9, "svg.fonttype": "path"}
     )
     figure = plt.figure(figsize=(9, 3.1), layout="constrained")
-    parts = np.ravel(figure.subfigures(1, 2, width_ratios=(2, 1.1)))
-    draw_turns(parts[0])
-    draw_scores(parts[1])
+    grid = figure.add_gridspec(1, 2, width_ratios=(2, 1.1))
+    draw_turns(figure.add_subfigure(grid[0]))
+    draw_scores(figure.add_subfigure(grid[1]))
     figure.savefig(PICTURES / "rotation.svg", metadata={"Date": None})
 
 

@@ -310,6 +310,8 @@ def _rope_type(rope: Config, model: ModelType) -> str:
     spelled = {}
     for key in ("rope_type", "type"):
         name = rope.get(key)
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"{key} must be a string, got {name!r}")
         if name is not None and name not in names:
             raise ValueError(f"{key} must be one of {sorted(names)}, got {name!r}")
         spelled[key] = None if name is None else names[name]

@@ -22,8 +22,8 @@ class TwoLevelTable:
     """Two small tables whose angles add up: a million positions in about a megabyte.
 
     Position s is `1024 * (s // 1024)` and `s % 1024`; the rotation is the product of
-    the two. Each of cos and sin is off by at most 1.25 * 2^-23 times the attention
-    factor, at any position up to 2^24, where a flat table's are off by 2^-25.
+    the two. Each of cos and sin is off by at most 1.25 * 2^-23, times the attention
+    factor's next power of two, at any position up to 2^24; a flat table's by 2^-25.
 
     Args:
       cos_sin_cache: float32 [ceil(P / 1024) + 1024, R]: the coarse rows, then the fine

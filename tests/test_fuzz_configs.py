@@ -1,0 +1,162 @@
+"""Random configs: finite frequencies, or an error that names the key."""
+
+import copy
+import math
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jrope import config_from_hf
+from jrope._scaling import config_keys
+from jrope.scalings import SCALINGS
+
+# 10,000 in the nightly profile: JROPE_FUZZ_EXAMPLES=10000.
+EXAMPLES = int(os.environ.get("JROPE_FUZZ_EXAMPLES", "500"))
+profile = settings(
+    max_examples=EXAMPLES,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+factors = st.floats(1.0, 64.0)
+lengths = st.integers(16, 2**20)
+VALUES = {
+    "alpha": st.floats(1.0, 1e4),
+    "attention_factor": st.none() | st.floats(0.1, 4.0),
+    "beta_fast": st.floats(2.0, 64.0),
+    "beta_slow": st.floats(0.25, 2.0),
+    "factor": factors,
+    "high_freq_factor": st.floats(4.0, 8.0),
+    "long_mscale": st.none() | st.floats(0.5, 2.0),
+    "low_freq_factor": st.floats(0.5, 4.0),
+    "max_trained_positions": st.none() | lengths,
+    "mixed_b": st.none() | st.floats(0.1, 2.0),
+    "mscale": st.none() | st.floats(0.1, 2.0),
+    "mscale_all_dim": st.none() | st.floats(0.1, 2.0),
+    "original_max_position_embeddings": lengths,
+    "partial_rotary_factor": st.sampled_from([0.25, 0.5, 1.0]),
+    "short_mscale": st.none() | st.floats(0.5, 2.0),
+    "truncate": st.booleans(),
+}
+
+
+@st.composite
+def configs(draw):
+    """A valid config.json of any registered type."""
+    rope_type = draw(st.sampled_from(sorted(SCALINGS)))
+    half = draw(st.integers(2, 64))
+    rope = {"rope_type": rope_type}
+    for key in config_keys(SCALINGS[rope_type]):
+        if key in ("short_factor", "long_factor"):
+            rope[key] = draw(
+                st.lists(st.floats(1.0, 64.0), min_size=half, max_size=half)
+            )
+        elif key in VALUES:
+            rope[key] = draw(VALUES[key])
+    return {
+        "head_dim": 2 * half,
+        "max_position_embeddings": draw(lengths),
+        "rope_theta": draw(st.floats(100.0, 1e7)),
+        "rope_scaling": rope,
+    }
+
+
+@profile
+@given(configs())
+def test_valid_configs_give_finite_frequencies(hf_config):
+    config = config_from_hf(hf_config)
+    assert config is not None
+    made = config.frequencies
+    inv_freq = made.inv_freq.astype(np.float64)
+    assert np.isfinite(inv_freq).all()
+    assert math.isfinite(made.attention_factor) and made.attention_factor > 0
+    assert math.isfinite(made.softmax_scale_factor) and made.softmax_scale_factor > 0
+    if config.scaling.rope_type == "proportional":
+        turning = int(
+            hf_config["rope_scaling"]["partial_rotary_factor"] * len(inv_freq)
+        )
+        assert (inv_freq[turning:] == 0).all()
+        inv_freq = inv_freq[:turning]
+    assert (inv_freq > 0).all()
+
+
+ALIASES = {"rope_type": "type", "rope_scaling": "rope_parameters"}
+WRONG = ["x", [], {}, True, -1.0, 0, math.nan, math.inf]
+
+
+@st.composite
+def mutations(draw):
+    """A valid config with one key dropped, nulled, renamed or retyped, and its name."""
+    good = draw(configs())
+    bad = copy.deepcopy(good)
+    inner = draw(st.booleans())
+    place = bad["rope_scaling"] if inner else bad
+    key = draw(st.sampled_from(sorted(place)))
+    how = draw(st.sampled_from(["drop", "null", "rename", "alias", "retype"]))
+    if how == "drop":
+        del place[key]
+    elif how == "null":
+        place[key] = None
+    elif how == "rename":
+        place[key + "_"] = place.pop(key)
+    elif how == "alias":
+        place[ALIASES.get(key, key)] = place.pop(key)
+    else:
+        place[key] = draw(st.sampled_from(WRONG))
+    return good, bad, key, how
+
+
+@profile
+@given(mutations())
+def test_mutated_configs_are_read_alike_or_refused_by_name(mutation):
+    good, bad, key, how = mutation
+    try:
+        made = config_from_hf(bad)
+    except (ValueError, TypeError) as error:
+        assert named(key, good, str(error)), f"{error!s} does not name {key!r}"
+        return
+    assert made is not None
+    if how == "alias":
+        assert made == config_from_hf(good)
+    else:
+        assert optional_or_valid(good, bad, key, how)
+
+
+def named(key, good, message):
+    """Whether an error speaks of the key, or of what its absence leaves to say."""
+    consequences = {
+        # Without its type, or with another, the dict's other keys are the unknown ones.
+        "rope_type": ["unknown"],
+        # Without it, plain RoPE; with a wrong one, an error of its own.
+        "rope_scaling": ["rope_parameters", "rope_scaling"],
+        # Its absence leaves head_dim to be derived.
+        "head_dim": ["hidden_size", "rotary_dim", "_factor must have"],
+        "long_factor": ["long_factor"],
+    }
+    words = [key, *consequences.get(key, [])]
+    return any(word in message for word in words)
+
+
+def optional_or_valid(good, bad, key, how):
+    """Whether a mutation that was read is one that may be."""
+    rope = good["rope_scaling"]
+    if how == "rename":
+        # At the top level an unknown key is not RoPE's; the renamed one must have been
+        # optional there. In the rope dict every unknown key is refused.
+        return key == "rope_scaling"
+    if how in ("drop", "null"):
+        is_required = config_keys(SCALINGS[rope["rope_type"]]).get(key, False)
+        return not is_required
+    value = bad["rope_scaling"][key] if key in rope else bad[key]
+    # A retyped value that was read is one that the field may have.
+    return value in ({}, [], True) or isinstance(value, int | float)
+
+
+@pytest.mark.parametrize("rope_type", sorted(SCALINGS))
+def test_every_type_is_drawn_with_all_its_keys(rope_type):
+    lists = {"short_factor", "long_factor"}
+    assert set(config_keys(SCALINGS[rope_type])) <= lists | set(VALUES)
