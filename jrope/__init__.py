@@ -11,6 +11,7 @@ from jrope._axes import mrope_axes
 from jrope._config import DualChunk, RopeConfig
 from jrope._hf import config_from_hf, layers_from_hf, query_temperatures_from_hf
 from jrope._layout import RotaryLayout
+from jrope._pairing import permute_pairing
 from jrope._scaling import SCALINGS
 from jrope._tables import compute_cos_sin_cache
 from jrope._temperature import QueryTemperature
@@ -58,6 +59,7 @@ __all__ = [
     "layers_from_hf",
     "lookup",
     "mrope_axes",
+    "permute_pairing",
     "query_temperature",
     "query_temperatures_from_hf",
     "rerope",

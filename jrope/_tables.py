@@ -37,7 +37,7 @@ def compute_cos_sin_cache(config: RopeConfig) -> np.ndarray:
             "a config with dual_chunk has no flat table; use jrope.DualChunkTable"
         )
     positions = np.arange(config.max_position_embeddings)
-    return _rows(config, positions, config.frequencies.attention_factor)
+    return rows_at(config, positions, config.frequencies.attention_factor)
 
 
 def compute_two_level_cache(config: RopeConfig) -> np.ndarray:
@@ -63,7 +63,7 @@ def compute_two_level_cache(config: RopeConfig) -> np.ndarray:
     coarse = np.arange(0, config.max_position_embeddings, FINE_ROWS)
     fine = np.arange(FINE_ROWS)
     factor = config.frequencies.attention_factor
-    return np.concatenate([_rows(config, coarse, 1.0), _rows(config, fine, factor)])
+    return np.concatenate([rows_at(config, coarse, 1.0), rows_at(config, fine, factor)])
 
 
 def compute_dual_chunk_cache(config: RopeConfig) -> np.ndarray:
@@ -86,10 +86,10 @@ def compute_dual_chunk_cache(config: RopeConfig) -> np.ndarray:
     after = inside + len(inside)
     positions = (inside, np.minimum(after, chunk), after, inside + chunk)
     factor = config.frequencies.attention_factor
-    return _rows(config, np.concatenate(positions), factor)
+    return rows_at(config, np.concatenate(positions), factor)
 
 
-def _rows(config: RopeConfig, positions: np.ndarray, amplitude: float) -> np.ndarray:
+def rows_at(config: RopeConfig, positions: np.ndarray, amplitude: float) -> np.ndarray:
     """Rows of any positions, float32 [len(positions), R]."""
     half = config.layout.rotary_dim // 2
     table = np.empty((len(positions), 2 * half), np.float32)

@@ -96,6 +96,17 @@ class Scaling(abc.ABC):
         del total_length
         return self
 
+    def trained_length(self, max_position_embeddings: int) -> int | None:
+        """Context length of pre-training in positions, where the config tells it."""
+        del max_position_embeddings
+        return getattr(self, "original_max_position_embeddings", None)
+
+    def warnings(self, max_position_embeddings: int) -> list[str]:
+        """What to look at in a config of this length, for people: see `explain`."""
+        if self.trained_length(max_position_embeddings) is None:
+            return ["the config does not say the length of pre-training"]
+        return []
+
 
 def choice(default: Any) -> Any:
     """A field of a scaling that the user chooses and no config.json names."""

@@ -27,6 +27,10 @@ class Default(Scaling):
         },
     }
 
+    def trained_length(self, max_position_embeddings: int) -> int:
+        """The config's own length."""
+        return max_position_embeddings
+
     def frequencies(self, geometry: Geometry) -> Frequencies:
         """The unscaled series."""
         return Frequencies(inv_freq=geometry.series())

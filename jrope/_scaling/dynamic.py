@@ -114,6 +114,20 @@ class Dynamic(Scaling):
             return self
         return dataclasses.replace(self, sequence_length=total_length)
 
+    def trained_length(self, max_position_embeddings: int) -> int:
+        """L, the config's own length unless it names another."""
+        return self.max_trained_positions or max_position_embeddings
+
+    def warnings(self, max_position_embeddings: int) -> list[str]:
+        """That there are two rules."""
+        del max_position_embeddings
+        if self.alpha is not None:
+            return []
+        return [
+            f"Hugging Face lets the base follow a sequence's length, serving engines "
+            f"keep it constant: base_rule={self.base_rule!r} is chosen"
+        ]
+
     def frequencies(self, geometry: Geometry) -> Frequencies:
         """The series of the enlarged base."""
         dim = geometry.rotary_dim
@@ -122,7 +136,7 @@ class Dynamic(Scaling):
                 f"rotary_dim must be above 2 under dynamic scaling, whose exponent is "
                 f"R / (R - 2), got {dim}"
             )
-        trained = self.max_trained_positions or geometry.max_position_embeddings
+        trained = self.trained_length(geometry.max_position_embeddings)
         power = self._enlargement(trained) ** (np.longdouble(dim) / (dim - 2))
         return Frequencies(inv_freq=geometry.series(theta_factor=power))
 

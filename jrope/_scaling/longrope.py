@@ -98,6 +98,15 @@ class LongRope(Scaling):
         long = total_length > self.original_max_position_embeddings
         return dataclasses.replace(self, chosen="long" if long else "short")
 
+    def warnings(self, max_position_embeddings: int) -> list[str]:
+        """That there are two tables."""
+        del max_position_embeddings
+        return [
+            f"requests of up to {self.original_max_position_embeddings} positions use "
+            f"short_factor, longer ones long_factor, chosen once per request by its "
+            f"declared total length (RopeConfig.for_length); this is {self.chosen}"
+        ]
+
     def frequencies(self, geometry: Geometry) -> Frequencies:
         """The series divided by the chosen list."""
         divisors = self.long_factor if self.chosen == "long" else self.short_factor

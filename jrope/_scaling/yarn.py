@@ -132,6 +132,27 @@ class Yarn(Scaling):
         original = self.original_max_position_embeddings or max_position_embeddings
         return self.factor or max_position_embeddings / original, original
 
+    def trained_length(self, max_position_embeddings: int) -> int:
+        """The original length."""
+        return self._lengths(max_position_embeddings)[1]
+
+    def warnings(self, max_position_embeddings: int) -> list[str]:
+        """Whether the lengths fit together."""
+        rows = max_position_embeddings
+        factor, original = self._lengths(rows)
+        found = []
+        if factor * original > rows:
+            found.append(
+                f"the scaling reaches {factor * original:.0f} positions, the table has "
+                f"{rows} rows: serve longer contexts with max_position_embeddings="
+            )
+        if original == rows:
+            found.append(
+                f"the original length is the config's own, {rows}: was "
+                f"original_max_position_embeddings left out?"
+            )
+        return found
+
     def frequencies(self, geometry: Geometry) -> Frequencies:
         """The ramp between the kept and the divided series."""
         factor, original = self._lengths(geometry.max_position_embeddings)

@@ -1,0 +1,266 @@
+"""What a config.json means for its rotary embedding: numbers, warnings, a picture.
+
+`python -m jrope explain CONFIG.json [--layer-type T] [--plot out.svg] [--json]`.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jrope._config import RopeConfig
+from jrope._hf import config_from_hf, layers_from_hf, query_temperatures_from_hf
+from jrope._tables import FINE_ROWS
+from jrope.scalings import Default
+
+_FLOAT32 = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What one RopeConfig means; every field is plain data.
+
+    Args:
+      layers: which layers it is for, for people.
+      rope_type: the scaling's name.
+      scaling: the scaling's fields that are set.
+      head_dim: H.
+      rotary_dim: R.
+      rotary_offset: index of the first rotated feature.
+      pairing: for people.
+      rope_theta: the base.
+      rows: P, rows of the table.
+      trained_length: context length of pre-training, in positions, where it is known.
+      wavelengths: positions per turn of each pair; inf for pairs that do not turn.
+      divided_by: how much slower each pair turns than without scaling.
+      attention_factor: multiplies cos and sin.
+      softmax_scale_factor: multiplies the attention's softmax scale.
+      position_axes: axes of multimodal positions, None for one-dimensional ones.
+      flat_table_bytes: memory of the flat table.
+      two_level_table_bytes: memory of the two-level one.
+      warnings: what experience asks to look at.
+    """
+
+    layers: str
+    rope_type: str
+    scaling: dict[str, Any]
+    head_dim: int
+    rotary_dim: int
+    rotary_offset: int
+    pairing: str
+    rope_theta: float
+    rows: int
+    trained_length: int | None
+    wavelengths: list[float]
+    divided_by: list[float]
+    attention_factor: float
+    softmax_scale_factor: float
+    position_axes: int | None
+    flat_table_bytes: int
+    two_level_table_bytes: int
+    warnings: list[str]
+
+
+def explain(config: RopeConfig, *, layers: str = "all layers") -> Explanation:
+    """What a config means.
+
+    Args:
+      config: of some layers of a model.
+      layers: which, for people.
+    """
+    made = config.frequencies
+    inv_freq = made.inv_freq.astype(np.float64)
+    plain = dataclasses.replace(config, scaling=Default(), inv_freq=None)
+    with np.errstate(divide="ignore"):
+        wavelengths = 2 * np.pi / inv_freq
+        divided_by = plain.frequencies.inv_freq.astype(np.float64) / inv_freq
+    rows, width = config.max_position_embeddings, config.layout.rotary_dim
+    two_level_rows = -(-rows // FINE_ROWS) + FINE_ROWS
+    return Explanation(
+        layers=layers,
+        rope_type=config.scaling.rope_type,
+        scaling=_set_fields(config),
+        head_dim=config.head_dim,
+        rotary_dim=width,
+        rotary_offset=config.rotary_offset,
+        pairing="(i, i + R/2)" if config.is_neox_style else "(2i, 2i + 1)",
+        rope_theta=config.rope_theta,
+        rows=rows,
+        trained_length=config.scaling.trained_length(rows),
+        wavelengths=wavelengths.tolist(),
+        divided_by=divided_by.tolist(),
+        attention_factor=float(made.attention_factor),
+        softmax_scale_factor=float(made.softmax_scale_factor),
+        position_axes=config.layout.position_axes,
+        flat_table_bytes=rows * width * _FLOAT32,
+        two_level_table_bytes=two_level_rows * width * _FLOAT32,
+        warnings=config.scaling.warnings(rows),
+    )
+
+
+def explain_hf(
+    hf_config: object, *, layer_type: str | None = None
+) -> list[Explanation]:
+    """What a config.json means, for each of its distinct rotary embeddings.
+
+    Args:
+      hf_config: as `config_from_hf` takes it.
+      layer_type: these layers alone.
+
+    Returns:
+      One explanation a distinct config; none if no layer has rotary embedding.
+
+    Raises:
+      ValueError, TypeError: what is refused, and why.
+    """
+    if layer_type is not None:
+        config = config_from_hf(hf_config, layer_type=layer_type)
+        return [] if config is None else [explain(config, layers=layer_type)]
+    try:
+        per_layer = layers_from_hf(hf_config)
+    except ValueError as error:
+        if "num_hidden_layers" not in str(error):
+            raise
+        config = config_from_hf(hf_config)
+        return [] if config is None else [explain(config)]
+    return [
+        explain(config, layers=_which(per_layer, config))
+        for config in dict.fromkeys(per_layer)
+        if config is not None
+    ]
+
+
+def _which(per_layer: list[RopeConfig | None], config: RopeConfig) -> str:
+    mine = [i for i, other in enumerate(per_layer) if other == config]
+    if len(mine) == len(per_layer):
+        return f"all {len(mine)} layers"
+    shown = ", ".join(map(str, mine[:8])) + (", ..." if len(mine) > 8 else "")
+    return f"{len(mine)} of {len(per_layer)} layers: {shown}"
+
+
+def _set_fields(config: RopeConfig) -> dict[str, Any]:
+    values = dataclasses.asdict(config.scaling)
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def to_text(explanation: Explanation) -> str:
+    """An explanation, for people."""
+    e = explanation
+    megabytes = [size / 2**20 for size in (e.flat_table_bytes, e.two_level_table_bytes)]
+    lines = [
+        f"{e.layers}",
+        f"  type              {e.rope_type}{_fields_text(e.scaling)}",
+        f"  head              {e.head_dim} features, {e.rotary_dim} rotate from "
+        f"{e.rotary_offset} on, in pairs {e.pairing}",
+        f"  base              {e.rope_theta:g}",
+        f"  positions         {e.rows} rows"
+        + (f", trained on {e.trained_length}" if e.trained_length else "")
+        + (f", {e.position_axes} axes" if e.position_axes else ""),
+        f"  attention factor  {e.attention_factor:.6g} on cos and sin",
+        f"  softmax factor    {e.softmax_scale_factor:.6g} on the softmax scale",
+        f"  table             {megabytes[0]:.1f} MiB flat, {megabytes[1]:.1f} MiB in "
+        f"two levels, float32",
+        f"  scaling touches   {_touched(e.divided_by)}",
+        f"  too slow to turn  {_slow(e)}",
+        "  pair   positions a turn   divided by",
+        *_pair_lines(e),
+        *(f"  warning: {warning}" for warning in e.warnings),
+    ]
+    return "\n".join(lines)
+
+
+def _fields_text(scaling: dict[str, Any]) -> str:
+    shown = {
+        key: f"{len(value)} numbers" if isinstance(value, tuple) else value
+        for key, value in scaling.items()
+    }
+    return "".join(
+        f"\n                      {key} = {value}" for key, value in shown.items()
+    )
+
+
+def _touched(divided_by: list[float]) -> str:
+    touched = [i for i, d in enumerate(divided_by) if abs(d - 1) > 1e-9]
+    if not touched:
+        return "no pair"
+    return f"{len(touched)} of {len(divided_by)} pairs, {touched[0]} to {touched[-1]}"
+
+
+def _slow(e: Explanation) -> str:
+    """Pairs that do not complete a turn within the table."""
+    slow = sum(length > e.rows for length in e.wavelengths)
+    return f"{slow} of {len(e.wavelengths)} pairs do not complete one within the table"
+
+
+def _pair_lines(e: Explanation) -> list[str]:
+    """About ten pairs, evenly spread, the first and the last among them."""
+    shown = np.unique(np.linspace(0, len(e.wavelengths) - 1, 10).round().astype(int))
+    return [
+        f"  {i:4d}   {e.wavelengths[i]:16.1f}   {e.divided_by[i]:10.4g}" for i in shown
+    ]
+
+
+def plot(explanations: list[Explanation], path: Path) -> None:
+    """Draws wavelengths before and after scaling.
+
+    Args:
+      explanations: each becomes a panel.
+      path: the picture; its ending says the format.
+
+    Raises:
+      ModuleNotFoundError: if matplotlib is not installed (the extra `bench`).
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * len(explanations), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(explanations), squeeze=False)[0]
+    for axes, e in zip(panels, explanations, strict=True):
+        after = np.array(e.wavelengths)
+        axes.semilogy(after / np.array(e.divided_by), "--", label="without scaling")
+        axes.semilogy(after, label=e.rope_type)
+        axes.axhline(e.rows, color="0.5", lw=0.8)
+        axes.text(0, e.rows, f" table: {e.rows}", va="bottom", color="0.4")
+        if e.trained_length and e.trained_length != e.rows:
+            axes.axhline(e.trained_length, color="0.5", lw=0.8, ls=":")
+            text = f" trained: {e.trained_length}"
+            axes.text(0, e.trained_length, text, va="bottom", color="0.4")
+        axes.set(title=e.layers, xlabel="pair", ylabel="positions a turn")
+        axes.legend(loc="lower right")
+    figure.savefig(path)
+
+
+def to_json(explanations: list[Explanation], temperatures: list[Any]) -> str:
+    """Explanations as one JSON object; wavelengths without end are null."""
+    plain = [dataclasses.asdict(explanation) for explanation in explanations]
+    for entry in plain:
+        for key in ("wavelengths", "divided_by"):
+            entry[key] = [v if np.isfinite(v) else None for v in entry[key]]
+    return json.dumps({"rope": plain, "query_temperatures": temperatures})
+
+
+def run(
+    path: Path, *, layer_type: str | None, picture: Path | None, as_json: bool
+) -> str:
+    """The command: what to print.
+
+    Raises:
+      ValueError, TypeError: what is refused, and why.
+    """
+    explanations = explain_hf(path, layer_type=layer_type)
+    if picture is not None and explanations:
+        plot(explanations, picture)
+    if as_json:
+        return to_json(explanations, _temperatures(path))
+    if not explanations:
+        return "these layers have no rotary embedding"
+    return "\n\n".join(to_text(explanation) for explanation in explanations)
+
+
+def _temperatures(path: Path) -> list[dict[str, Any] | None]:
+    try:
+        found = query_temperatures_from_hf(path)
+    except ValueError:
+        return []  # The layers are not counted in this config.
+    return [None if t is None else dataclasses.asdict(t) for t in found]

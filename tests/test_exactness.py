@@ -1,0 +1,142 @@
+"""Tables against 60-digit arithmetic, and the laws that exact tables keep."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+
+from jrope import (
+    QueryTemperature,
+    RopeConfig,
+    apply_rope,
+    compute_cos_sin_cache,
+    config_from_hf,
+    query_temperature,
+)
+from jrope.scalings import SCALINGS, Default, Dynamic, Ntk, Proportional, Yarn
+
+RNG = np.random.default_rng(0)
+
+
+def exact_rows(config, positions):
+    """cos and sin of position * inv_freq in 60 digits, times the attention factor."""
+    factor = mpmath.mpf(float(config.frequencies.attention_factor))
+    for position in positions:
+        for column, freq in enumerate(config.frequencies.inv_freq):
+            # A long double is the sum of two doubles.
+            high = float(freq)
+            angle = int(position) * (mpmath.mpf(high) + float(freq - high))
+            yield position, column, mpmath.cos(angle) * factor
+            half = len(config.frequencies.inv_freq)
+            yield position, column + half, mpmath.sin(angle) * factor
+
+
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).nmant < 63, reason="no extended precision on this platform"
+)
+@pytest.mark.parametrize("rope_type", SCALINGS)
+def test_every_entry_is_rounded_once(rope_type):
+    hf_config = next(iter(SCALINGS[rope_type].examples.values()))
+    config = config_from_hf(hf_config, max_position_embeddings=131072)
+    assert config is not None
+    table = compute_cos_sin_cache(config)
+    positions = [0, 1, 131071, *RNG.integers(0, 131072, 20)]
+    with mpmath.workdps(60):
+        for position, column, exact in exact_rows(config, positions):
+            ulp = np.spacing(np.float32(abs(exact)))
+            error = abs(mpmath.mpf(float(table[position, column])) - exact)
+            assert error <= 0.5001 * float(ulp), (position, column)
+
+
+@pytest.mark.parametrize("theta", [1e4, 5e5])
+def test_the_series_is_exact(theta):
+    config = RopeConfig(head_dim=128, rope_theta=theta, max_position_embeddings=1)
+    with mpmath.workdps(60):
+        for i, freq in enumerate(config.frequencies.inv_freq):
+            right = mpmath.mpf(theta) ** (-mpmath.mpf(2 * i) / 128)
+            made = mpmath.mpf(float(freq)) + float(freq - float(freq))
+            assert abs(made / right - 1) < 4 * float(np.finfo(np.longdouble).eps)
+
+
+@pytest.mark.parametrize("start", [0, 32_000, 1_000_000])
+def test_scores_depend_on_the_distance_alone(start):
+    config = RopeConfig(head_dim=64, rope_theta=1e6, max_position_embeddings=start + 32)
+    table = jnp.asarray(compute_cos_sin_cache(config))
+    query, key = (
+        jnp.asarray(RNG.standard_normal((1, 1, 64)), jnp.float32) for _ in range(2)
+    )
+
+    def score(p, s):
+        q, _ = apply_rope(np.array([p]), query, None, table, layout=config.layout)
+        k, _ = apply_rope(np.array([s]), key, None, table, layout=config.layout)
+        return float(jnp.vdot(q, k))
+
+    size = float(jnp.linalg.norm(query) * jnp.linalg.norm(key))
+    for distance in (0, 1, 17):
+        near, far = score(distance, 0), score(start + distance, start)
+        assert abs(near - far) <= 4e-7 * size
+
+
+def test_proportional_of_full_width_is_the_default():
+    config = RopeConfig(head_dim=64, rope_theta=1e4, max_position_embeddings=8)
+    whole = dataclasses.replace(config, scaling=Proportional())
+    np.testing.assert_array_equal(
+        whole.frequencies.inv_freq, config.frequencies.inv_freq
+    )
+
+
+def test_closed_values():
+    def factor(**fields):
+        scaling = Yarn(original_max_position_embeddings=4096, **fields)
+        config = RopeConfig(
+            head_dim=64, rope_theta=1e4, max_position_embeddings=8, scaling=scaling
+        )
+        return config.frequencies.attention_factor
+
+    assert factor(factor=4.0) == pytest.approx(1.13863, abs=5e-6)
+    assert factor(factor=128.0, attention_factor=1.4852) == 1.4852
+    assert factor(factor=16.0, mscale=1.0, mscale_all_dim=1.0) == 1.0
+    assert factor(factor=1.0) == 1.0
+
+
+def test_the_two_rules_of_dynamic_differ_within_the_trained_length():
+    def first(scaling):
+        config = RopeConfig(
+            head_dim=8, rope_theta=1e4, max_position_embeddings=64, scaling=scaling
+        )
+        return config.for_length(16).frequencies.inv_freq
+
+    plain = first(Default())
+    np.testing.assert_array_equal(first(Dynamic(factor=2.0)), plain)
+    constant = first(Dynamic(factor=2.0, base_rule="constant"))
+    # s = factor * L: the base grows by 2 * 2 - 1 to the power of R / (R - 2).
+    right = (1e4 * 3 ** (8 / 6)) ** (-np.arange(4) / 4)
+    np.testing.assert_allclose(constant.astype(float), right, rtol=1e-14)
+
+
+@pytest.mark.parametrize("mixed_b", [None, 0.625])
+def test_ntk_divides_the_lowest_frequency_by_its_factor(mixed_b):
+    scaling = Ntk(factor=4.0, mixed_b=mixed_b)
+    config = RopeConfig(
+        head_dim=64, rope_theta=1e4, max_position_embeddings=8, scaling=scaling
+    )
+    lowest = 1e4 ** (-62 / 64)
+    assert float(config.frequencies.inv_freq[-1]) == pytest.approx(lowest / 4)
+
+
+def test_query_temperature_is_the_reference_formula():
+    positions = np.array([0, 8190, 8191, 8192, 100_000], np.int32)
+    llama4 = QueryTemperature(scale=0.1, length=8192, shift=1)
+    right = np.log(np.floor((positions + 1.0) / 8192) + 1) * 0.1 + 1
+    np.testing.assert_allclose(
+        query_temperature(jnp.asarray(positions), llama4), right, rtol=2e-7
+    )
+    ministral = QueryTemperature(scale=0.1, length=16384)
+    right = 1 + 0.1 * np.log(1 + np.floor(positions / 16384))
+    np.testing.assert_allclose(
+        query_temperature(jnp.asarray(positions), ministral), right, rtol=2e-7
+    )
+    padding = query_temperature(jnp.array([-1, -9000]), ministral)
+    np.testing.assert_array_equal(padding, [1, 1])
