@@ -1,4 +1,4 @@
-# make demo | test | lint | notebooks | bench | docs: each builds its own .venv first.
+# make demo | test | peers | lint | notebooks | bench | docs: each builds its own .venv first.
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #   VENV=.venv          where
 #   MODEL=smollm2       what `make demo` serves: smollm2 or gemma3
@@ -11,7 +11,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint notebooks bench docs clean help
+.PHONY: demo test peers lint notebooks bench docs clean help
 
 help:
 	@sed -n '1,5s/^# //p' Makefile
@@ -27,6 +27,9 @@ lint: $(VENV)/.have-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+peers: $(VENV)/.have-peers
+	$(BIN)/python -m pytest -m peers $(ARGS)
 
 notebooks: $(VENV)/.have-notebooks
 	$(BIN)/python notebooks/run.py $(ARGS)

@@ -91,12 +91,11 @@ def compute_dual_chunk_cache(config: RopeConfig) -> np.ndarray:
 
 def rows_at(config: RopeConfig, positions: np.ndarray, amplitude: float) -> np.ndarray:
     """Rows of any positions, float32 [len(positions), R]."""
-    half = config.layout.rotary_dim // 2
-    table = np.empty((len(positions), 2 * half), np.float32)
+    table = np.empty((len(positions), config.layout.rotary_dim), np.float32)
     for block in _blocks(len(positions)):
         angles = _angles(config, positions[block])
-        table[block, :half] = np.cos(angles) * amplitude
-        table[block, half:] = np.sin(angles) * amplitude
+        waves = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+        table[block] = waves * amplitude
     return table
 
 
