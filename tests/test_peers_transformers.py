@@ -101,8 +101,8 @@ def test_rows(model, layer_type):
         inv_freq=tuple(frequencies.tolist()),
     )
     made = rows_at(theirs, np.array(positions), amplitude)
-    # A unit in the last place of cos and sin; with an attention factor, also half a unit
-    # for the rounding of that product, here and there.
+    # A unit in the last place of cos and sin; with an attention factor, another for the
+    # rounding of that product, here and there.
     ulp = np.spacing(np.maximum(np.abs(made), np.abs(right)))
     unit = np.spacing(np.abs(made / np.float32(amplitude)))
     limit = ulp if amplitude == 1 else amplitude * unit + ulp
@@ -111,8 +111,8 @@ def test_rows(model, layer_type):
     ours = dataclasses.replace(config, angle_dtype="float32")
     made = rows_at(ours, np.array(positions), amplitude)
     angles = np.array(positions)[:, None] * np.tile(frequencies, 2)[None]
-    # Their frequencies are float32 powers, off by up to 4 units in the last place; those
-    # that float32 arithmetic then scales are off by more (Llama-3.2-3B 6.9, Phi 4.6).
+    # Their frequencies are float32 powers, off by up to 4 units in the last place, and
+    # by more where float32 arithmetic scales them (Llama-3.2-3B 6.9, Phi 4.6).
     units = {"llama3": 7, "longrope": 5}.get(config.scaling.rope_type, 4)
     limit = amplitude * angles * units * 2.0**-24 + ulp
     assert (np.abs(made.astype(float) - right) <= limit).all()
