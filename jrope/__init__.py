@@ -12,10 +12,10 @@ from jrope._config import DualChunk, RopeConfig
 from jrope._hf import config_from_hf, layers_from_hf, query_temperatures_from_hf
 from jrope._layout import RotaryLayout
 from jrope._pairing import permute_pairing
-from jrope._scaling import SCALINGS
 from jrope._tables import compute_cos_sin_cache
 from jrope._temperature import QueryTemperature
 from jrope._version import __version__
+from jrope.scalings import SCALINGS
 
 if TYPE_CHECKING:
     from jrope._kinds import (

@@ -8,7 +8,7 @@ from typing import Literal, cast
 import numpy as np
 
 from jrope._layout import RotaryLayout, check_int
-from jrope._scaling import Default, Frequencies, Geometry, Scaling, check_number
+from jrope.scalings import Default, Frequencies, Geometry, Scaling, check_number
 
 AngleDtype = Literal["float64", "float32"]
 

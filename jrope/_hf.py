@@ -23,8 +23,8 @@ from jrope._hf_rope import (
 )
 from jrope._layout import check_int
 from jrope._model_types import MODEL_TYPES, ModelType
-from jrope._scaling import SCALINGS, Scaling, check_number, config_keys
 from jrope._temperature import QueryTemperature
+from jrope.scalings import SCALINGS, Scaling, check_number, config_keys
 
 # Keys of a rope dict that the reader itself uses; all others belong to the scaling.
 _READER_KEYS = frozenset(

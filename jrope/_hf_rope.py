@@ -12,7 +12,7 @@ from jrope._model_types import (
     LayerRule,
     ModelType,
 )
-from jrope._scaling import check_number
+from jrope.scalings import check_number
 
 Config = Mapping[str, Any]
 

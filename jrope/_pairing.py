@@ -1,6 +1,6 @@
 """Reorders weights between the two pairings of features."""
 
-from typing import Literal, Protocol, Self, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -9,20 +9,7 @@ from jrope._layout import RotaryLayout
 Pairing = Literal["neox", "gptj"]
 
 
-class Weights(Protocol):
-    """A NumPy or JAX array."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Lengths of the axes."""
-        ...
-
-    def take(self, indices: np.ndarray, axis: int) -> Self:
-        """The entries at `indices` along `axis`."""
-        ...
-
-
-_Array = TypeVar("_Array", bound=Weights)
+_Array = TypeVar("_Array")  # A NumPy or JAX array.
 
 
 def permute_pairing(
@@ -62,14 +49,15 @@ def permute_pairing(
             raise ValueError(
                 f"{name} must be one of {get_args(Pairing)}, got {pairing!r}"
             )
-    length = weights.shape[axis]
+    array: Any = weights
+    length = array.shape[axis]
     if length % layout.head_dim:
         raise ValueError(
             f"axis {axis} must hold whole heads of {layout.head_dim} features, got "
             f"length {length}; are the heads on another axis?"
         )
     heads = np.arange(length).reshape(-1, layout.head_dim)
-    return weights.take(heads[:, _order(layout, from_, to)].ravel(), axis=axis)
+    return array.take(heads[:, _order(layout, from_, to)].ravel(), axis=axis)
 
 
 def _order(layout: RotaryLayout, from_: Pairing, to: Pairing) -> np.ndarray:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jrope._config import RopeConfig
-from jrope._scaling import TWO_PI
+from jrope.scalings import TWO_PI
 
 # Rows made at a time: bounds the temporaries to a few megabytes.
 _BLOCK_ROWS = 4096

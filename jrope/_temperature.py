@@ -3,7 +3,7 @@
 import dataclasses
 
 from jrope._layout import check_int
-from jrope._scaling import check_number
+from jrope.scalings import check_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

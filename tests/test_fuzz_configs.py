@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jrope import config_from_hf
-from jrope._scaling import config_keys
-from jrope.scalings import SCALINGS
+from jrope.scalings import SCALINGS, config_keys
 
 # 10,000 in the nightly profile: JROPE_FUZZ_EXAMPLES=10000.
 EXAMPLES = int(os.environ.get("JROPE_FUZZ_EXAMPLES", "500"))

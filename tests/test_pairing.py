@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jrope import RopeConfig, apply_rope, compute_cos_sin_cache, permute_pairing
+from jrope._pairing import Pairing
 
 CONFIG = RopeConfig(
     head_dim=8,
@@ -23,7 +24,9 @@ def test_scores_are_those_of_the_other_pairing():
     x = RNG.standard_normal((5, 12))
     query, key = RNG.standard_normal((2, 3 * 8, 12))  # PyTorch's layout: [out, in].
     scores = []
-    for pairing, is_neox_style in (("neox", True), ("gptj", False)):
+    pairings: tuple[Pairing, Pairing] = ("neox", "gptj")
+    for pairing in pairings:
+        is_neox_style = pairing == "neox"
         layout = dataclasses.replace(CONFIG.layout, is_neox_style=is_neox_style)
         heads = [
             jnp.asarray(
@@ -32,7 +35,7 @@ def test_scores_are_those_of_the_other_pairing():
             )
             for w in (query, key)
         ]
-        q, k = apply_rope(np.arange(5), *heads, table, layout=layout)
+        q, k = apply_rope(np.arange(5), heads[0], heads[1], table, layout=layout)
         scores.append(np.einsum("tnh,snh->nts", q.reshape(5, 3, 8), k.reshape(5, 3, 8)))
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4, atol=1e-5)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jrope._scaling._base import Frequencies, Geometry, Scaling
+from jrope.scalings._base import Frequencies, Geometry, Scaling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

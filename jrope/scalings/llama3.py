@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from jrope._layout import check_int
-from jrope._scaling._base import (
+from jrope.scalings._base import (
     TWO_PI,
     Frequencies,
     Geometry,

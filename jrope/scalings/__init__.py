@@ -1,6 +1,9 @@
-"""The registry of RoPE scalings: a frozen dataclass a rope_type."""
+"""The registry of RoPE scalings, a frozen dataclass a rope_type: see README.md.
 
-from jrope._scaling._base import (
+The config reader makes them; for configs made by hand, they are here.
+"""
+
+from jrope.scalings._base import (
     TWO_PI,
     Frequencies,
     Geometry,
@@ -8,14 +11,14 @@ from jrope._scaling._base import (
     check_number,
     config_keys,
 )
-from jrope._scaling.default import Default
-from jrope._scaling.dynamic import Dynamic
-from jrope._scaling.linear import Linear
-from jrope._scaling.llama3 import Llama3
-from jrope._scaling.longrope import LongRope
-from jrope._scaling.ntk import Ntk
-from jrope._scaling.proportional import Proportional
-from jrope._scaling.yarn import DeepseekYarn, Telechat, Yarn
+from jrope.scalings.default import Default
+from jrope.scalings.dynamic import Dynamic
+from jrope.scalings.linear import Linear
+from jrope.scalings.llama3 import Llama3
+from jrope.scalings.longrope import LongRope
+from jrope.scalings.ntk import Ntk
+from jrope.scalings.proportional import Proportional
+from jrope.scalings.yarn import DeepseekYarn, Telechat, Yarn
 
 # The config reader, its errors and the tests follow from this table: see README.md.
 SCALINGS: dict[str, type[Scaling]] = {

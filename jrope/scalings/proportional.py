@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jrope._scaling._base import (
+from jrope.scalings._base import (
     Frequencies,
     Geometry,
     Scaling,

@@ -7,7 +7,7 @@ from typing import Literal, Self
 import numpy as np
 
 from jrope._layout import check_int
-from jrope._scaling._base import (
+from jrope.scalings._base import (
     Frequencies,
     Geometry,
     Scaling,
