@@ -34,7 +34,6 @@ def check_array(name: str, value: object) -> None:
 
 def check_table(table: Array) -> None:
     """Raises unless the table's array is float32 and not stacked."""
-    check_array("the cos/sin table", table)
     if table.dtype != jnp.float32:
         raise TypeError(
             f"the cos/sin table must be float32, got {table.dtype}; was the whole "

@@ -7,7 +7,12 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
 
-from jrope._gather import OutOfRange, check_out_of_range, device_positions
+from jrope._gather import (
+    OutOfRange,
+    check_out_of_range,
+    check_table,
+    device_positions,
+)
 from jrope._kinds import Table, as_table
 from jrope._layout import RotaryLayout
 
@@ -55,6 +60,7 @@ def lookup(
     """
     check_out_of_range(out_of_range)
     kind = as_table(table)
+    check_table(kind.cos_sin_cache)
     indices = device_positions(
         positions, rows=kind.max_position_embeddings, out_of_range=out_of_range
     )
@@ -64,7 +70,8 @@ def lookup(
         offset = device_positions(row_offset, rows=_NO_LIMIT, out_of_range=out_of_range)
 
     def read(indices: Array) -> Array:
-        rows = kind.rows(indices, row_offset=offset, out_of_range=out_of_range)
+        indices = jnp.maximum(indices, jnp.int32(0))
+        rows = kind.rows(indices, offset, out_of_range)
         if rows.shape[-1] != layout.rotary_dim:
             raise ValueError(
                 f"the cos/sin table must be [P, R] with R = rotary_dim = "

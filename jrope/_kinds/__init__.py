@@ -5,13 +5,11 @@ function as an argument. A kind gives rows; which axis or layer uses them it doe
 know.
 """
 
-from typing import Literal, cast
+from typing import Literal
 
-import jax
-import numpy as np
 from jaxtyping import Array
 
-from jrope._gather import check_table
+from jrope._gather import check_array
 from jrope._kinds._base import Table
 from jrope._kinds.dual_chunk import ChunkForm, DualChunkTable
 from jrope._kinds.flat import FlatTable
@@ -31,10 +29,10 @@ TABLE_KINDS: dict[TableName, type[FlatTable] | type[TwoLevelTable]] = {
 
 def as_table(table: Array | Table) -> Table:
     """A bare array is a flat table."""
-    if isinstance(table, jax.Array | np.ndarray):
-        check_table(cast(Array, table))
-        return FlatTable(cos_sin_cache=cast(Array, table))
-    return table
+    if isinstance(table, Table):
+        return table
+    check_array("the cos/sin table", table)
+    return FlatTable(cos_sin_cache=table)
 
 
 __all__ = [

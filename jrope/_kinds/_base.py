@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array
 
 from jrope._gather import OutOfRange
 
@@ -14,18 +14,19 @@ class Table(Protocol):
     """What `lookup` asks of a table."""
 
     @property
+    def cos_sin_cache(self) -> Array:
+        """The array that rows are read from, float32 [rows, R]."""
+        ...
+
+    @property
     def max_position_embeddings(self) -> int:
         """P: one more than the largest position, of any table inside."""
         ...
 
     def rows(
-        self,
-        positions: Int32[Array, "..."],
-        *,
-        row_offset: Int32[Array, "..."] | None,
-        out_of_range: OutOfRange,
-    ) -> Float32[Array, "..."]:
-        """Rows [*B, T, R], cos then sin, of positions [*B, T]; negative ones are 0."""
+        self, indices: Array, row_offset: Array | None, out_of_range: OutOfRange
+    ) -> Array:
+        """Rows [*B, T, R], cos then sin, of non-negative positions [*B, T]."""
         ...
 
 

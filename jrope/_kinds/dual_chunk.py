@@ -4,10 +4,10 @@ import dataclasses
 from typing import Literal, Self
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
-from jrope._gather import OutOfRange, check_table, gather_rows
+from jrope._gather import OutOfRange, gather_rows
 from jrope._kinds._base import no_offset, pytree
 from jrope._tables import (
     compute_dual_chunk_cache,
@@ -84,19 +84,13 @@ class DualChunkTable:
         return dataclasses.replace(self, selected=selected)
 
     def rows(
-        self,
-        positions: Int32[Array, "..."],
-        *,
-        row_offset: Int32[Array, "..."] | None,
-        out_of_range: OutOfRange,
-    ) -> Float32[Array, "..."]:
+        self, indices: Array, row_offset: Array | None, out_of_range: OutOfRange
+    ) -> Array:
         """One gather, within the form's quarter of the array."""
         no_offset(row_offset)
-        check_table(self.cos_sin_cache)
         quarter = self.cos_sin_cache.shape[0] // 4
-        inside = jnp.maximum(positions, jnp.int32(0))
-        past = inside >= self.max_position_embeddings
-        inside = inside % jnp.int32(quarter)
+        past = indices >= self.max_position_embeddings
+        inside = indices % jnp.int32(quarter)
         if self.selected == "query_inter":
             inside = jnp.full_like(inside, quarter - 1)
         indices = inside + jnp.int32(quarter * _CHUNK_TABLES[self.selected])

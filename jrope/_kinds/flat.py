@@ -3,12 +3,11 @@
 import dataclasses
 from typing import Self
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
-from jrope._gather import OutOfRange, check_table, gather_rows
+from jrope._gather import OutOfRange, gather_rows
 from jrope._kinds._base import no_offset, pytree
 from jrope._tables import (
     compute_cos_sin_cache,
@@ -48,14 +47,8 @@ class FlatTable:
         return self.cos_sin_cache.shape[0]
 
     def rows(
-        self,
-        positions: Int32[Array, "..."],
-        *,
-        row_offset: Int32[Array, "..."] | None,
-        out_of_range: OutOfRange,
-    ) -> Float32[Array, "..."]:
+        self, indices: Array, row_offset: Array | None, out_of_range: OutOfRange
+    ) -> Array:
         """One gather."""
         no_offset(row_offset)
-        check_table(self.cos_sin_cache)
-        indices = jnp.maximum(positions, jnp.int32(0))
         return gather_rows(self.cos_sin_cache, indices, out_of_range)

@@ -6,10 +6,10 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
-from jrope._gather import OutOfRange, check_table, gather_rows
+from jrope._gather import OutOfRange, gather_rows
 from jrope._kinds._base import no_offset, pytree
 from jrope._tables import (
     compute_cos_sin_cache,
@@ -100,16 +100,10 @@ class FopeTable:
         return heads.reshape(*leading, groups, count // groups, width)
 
     def rows(
-        self,
-        positions: Int32[Array, "..."],
-        *,
-        row_offset: Int32[Array, "..."] | None,
-        out_of_range: OutOfRange,
-    ) -> Float32[Array, "..."]:
+        self, indices: Array, row_offset: Array | None, out_of_range: OutOfRange
+    ) -> Array:
         """One gather, then the waves mixed, in float32."""
         no_offset(row_offset)
-        check_table(self.cos_sin_cache)
-        indices = jnp.maximum(positions, jnp.int32(0))
         waves = gather_rows(self.cos_sin_cache, indices, out_of_range)
         kept, half = waves.shape[-1] // 2, self.rotary_dim // 2
         pad = [(0, 0)] * (waves.ndim) + [(0, half - kept)]

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
-from jrope._gather import OutOfRange, check_table, gather_rows
+from jrope._gather import OutOfRange, gather_rows
 from jrope._kinds._base import pytree
 from jrope._tables import (
     compute_cos_sin_cache,
@@ -43,23 +43,17 @@ class StackedTable:
         return max(self.lengths)
 
     def rows(
-        self,
-        positions: Int32[Array, "..."],
-        *,
-        row_offset: Int32[Array, "..."] | None,
-        out_of_range: OutOfRange,
-    ) -> Float32[Array, "..."]:
+        self, indices: Array, row_offset: Array | None, out_of_range: OutOfRange
+    ) -> Array:
         """One gather; an offset that begins no table gives NaN."""
         if row_offset is None:
             raise ValueError(
                 f"row_offset must say which of the stacked tables each token reads, "
                 f"one of {self.starts}, got None"
             )
-        check_table(self.cos_sin_cache)
         length = jnp.zeros_like(row_offset)
         for start, rows in zip(self.starts, self.lengths, strict=True):
             length = jnp.where(row_offset == start, jnp.int32(rows), length)
-        indices = jnp.maximum(positions, jnp.int32(0))
         past = indices >= length
         if out_of_range == "clip":
             indices = jnp.where(past, length - jnp.int32(1), indices)

@@ -5,10 +5,10 @@ from typing import Self
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
-from jrope._gather import OutOfRange, check_table, gather_rows
+from jrope._gather import OutOfRange, gather_rows
 from jrope._kinds._base import no_offset, pytree
 from jrope._tables import (
     FINE_ROWS,
@@ -52,17 +52,11 @@ class TwoLevelTable:
         )
 
     def rows(
-        self,
-        positions: Int32[Array, "..."],
-        *,
-        row_offset: Int32[Array, "..."] | None,
-        out_of_range: OutOfRange,
-    ) -> Float32[Array, "..."]:
+        self, indices: Array, row_offset: Array | None, out_of_range: OutOfRange
+    ) -> Array:
         """Two gathers and a complex product."""
         no_offset(row_offset)
-        check_table(self.cos_sin_cache)
         table, last = self.cos_sin_cache, jnp.int32(self.max_position_embeddings - 1)
-        indices = jnp.maximum(positions, jnp.int32(0))
         past = indices > last
         indices = jnp.minimum(indices, last)
         coarse_rows = jnp.int32(table.shape[0] - FINE_ROWS)
