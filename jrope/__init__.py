@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from jrope._axes import mrope_axes
 from jrope._config import DualChunk, RopeConfig
-from jrope._hf import config_from_hf, layers_from_hf, query_temperatures_from_hf
+from jrope._hf import config_from_hf
+from jrope._hf_layers import layers_from_hf, query_temperatures_from_hf
 from jrope._layout import RotaryLayout
 from jrope._pairing import permute_pairing
 from jrope._tables import compute_cos_sin_cache

@@ -97,6 +97,7 @@ class RopeConfig:
                 f"angle_dtype must be 'float64' or 'float32', got {self.angle_dtype!r}"
             )
         self._check_inv_freq(self.layout.rotary_dim // 2)
+        _ = self.frequencies  # The scaling checks itself against the widths.
 
     def _check_inv_freq(self, count: int) -> None:
         if self.inv_freq is None:
@@ -128,6 +129,14 @@ class RopeConfig:
         check_int("total_length", total_length, minimum=1)
         scaling = self.scaling.pinned(self.max_position_embeddings)
         return dataclasses.replace(self, scaling=scaling.for_length(total_length))
+
+    @property
+    def longest_request(self) -> int:
+        """The longest request that this config is for, in positions: P, or less.
+
+        Less where the scaling depends on the length: see `for_length`.
+        """
+        return self.scaling.longest_request(self.max_position_embeddings)
 
     @functools.cached_property
     def layout(self) -> RotaryLayout:

@@ -57,6 +57,11 @@ def device_positions(
     if isinstance(positions, jax.Array):
         if positions.dtype in _NARROW:
             return positions.astype(jnp.int32)
+        if not jnp.issubdtype(positions.dtype, jnp.integer):
+            raise TypeError(
+                f"positions must be integers, got {positions.dtype}; the order of "
+                f"arguments is positions, query, key"
+            )
         raise TypeError(
             f"positions on the device must be int32, got {positions.dtype}; check "
             f"their range on the host and cast them with positions.astype(jnp.int32)"

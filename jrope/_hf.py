@@ -14,8 +14,6 @@ from jrope._hf_rope import (
     Config,
     agreed,
     as_mapping,
-    is_nested,
-    layer_rules,
     optional,
     required,
     rope_dict,
@@ -23,7 +21,6 @@ from jrope._hf_rope import (
 )
 from jrope._layout import check_int
 from jrope._model_types import MODEL_TYPES, ModelType
-from jrope._temperature import QueryTemperature
 from jrope.scalings import SCALINGS, Scaling, check_number, config_keys
 
 # Keys of a rope dict that the reader itself uses; all others belong to the scaling.
@@ -43,7 +40,6 @@ _SHARE_KEYS = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 _HEADS_KEYS = ("num_attention_heads", "n_head")
 _HIDDEN_KEYS = ("hidden_size", "n_embd")
-_LAYERS_KEYS = ("num_hidden_layers", "n_layer")
 
 
 def config_from_hf(
@@ -82,13 +78,12 @@ def config_from_hf(
     >>> config.head_dim, config.is_neox_style
     (16, True)
     """
-    config, model = _read(hf_config, is_neox_style)
+    config, model = read(hf_config, is_neox_style)
     rope = rope_dict(config, model, layer_type)
     if rope is None:
         return None
     scaling = _scaling(config, rope, model)
-    length = required(config, _LENGTH_KEYS)
-    check_int("max_position_embeddings", length, minimum=1)
+    length = _length(config, model, max_position_embeddings)
     head_dim = _head_dim(config, model)
     rotary_dim = _rotary_dim(config, rope, model, scaling, head_dim)
     interleave = config.get("rope_interleave")
@@ -108,87 +103,20 @@ def config_from_hf(
     )
 
 
-def layers_from_hf(
-    hf_config: object,
-    *,
-    max_position_embeddings: int | None = None,
-    is_neox_style: bool | None = None,
-) -> list[RopeConfig | None]:
-    """The RoPE of every layer of a model; None where a layer has none.
-
-    Layers that share their RoPE share one config, so that `set(...)` of the list says
-    which tables the model needs.
-
-    Args:
-      hf_config: as `config_from_hf` takes it.
-      max_position_embeddings: likewise.
-      is_neox_style: likewise.
-
-    Raises:
-      ValueError, TypeError: as `config_from_hf`, and if the layers are not named.
-    """
-    config, model = _read(hf_config, is_neox_style)
-    by_type: dict[str | None, RopeConfig | None] = {}
-    layers = []
-    for layer_type, has_rope in _layers(config, model):
-        if layer_type not in by_type:
-            by_type[layer_type] = config_from_hf(
-                hf_config,
-                layer_type=layer_type,
-                max_position_embeddings=max_position_embeddings,
-                is_neox_style=is_neox_style,
-            )
-        layers.append(by_type[layer_type] if has_rope else None)
-    return layers
+def _length(config: Config, model: ModelType, rows: int | None) -> int:
+    """The model's context length: the config's, its type's, or else the caller's."""
+    length = optional(config, _LENGTH_KEYS)
+    if length is None:
+        length = model.max_position_embeddings
+    if length is None:
+        length = rows
+    if length is None:
+        length = required(config, _LENGTH_KEYS)
+    check_int("max_position_embeddings", length, minimum=1)
+    return length
 
 
-def query_temperatures_from_hf(hf_config: object) -> list[QueryTemperature | None]:
-    """The query temperature of every layer of a model; None where a layer has none.
-
-    Llama 4's layers without rotary embedding have one, unless
-    `attn_temperature_tuning` is false, and all layers where the rope dict has a
-    `llama_4_scaling_beta`.
-
-    Args:
-      hf_config: as `config_from_hf` takes it.
-
-    Raises:
-      ValueError, TypeError: if a key is missing or holds a wrong value.
-    """
-    config, model = _read(hf_config, True)
-    found: list[QueryTemperature | None] = []
-    for layer_type, has_rope in _layers(config, model):
-        rope = rope_dict(config, model, layer_type) or {}
-        beta = rope.get("llama_4_scaling_beta")
-        if beta is not None:
-            length = rope.get("original_max_position_embeddings")
-            if length is None:
-                raise ValueError(
-                    "llama_4_scaling_beta must come with "
-                    "'original_max_position_embeddings'"
-                )
-            found.append(QueryTemperature(scale=beta, length=length))
-        elif not has_rope and _tunes_temperature(config):
-            found.append(
-                QueryTemperature(
-                    scale=config.get("attn_scale", 0.1),
-                    length=config.get("floor_scale", 8192),
-                    shift=1,
-                )
-            )
-        else:
-            found.append(None)
-    return found
-
-
-def _tunes_temperature(config: Config) -> bool:
-    default = config.get("model_type") == "llama4_text"
-    tunes = config.get("attn_temperature_tuning")
-    # Some Llama 4 configs say 4 for true.
-    return default if tunes is None else bool(tunes)
-
-
-def _read(
+def read(
     hf_config: object, is_neox_style: bool | None
 ) -> tuple[dict[str, Any], ModelType]:
     """The text model's keys and its row of the table."""
@@ -196,18 +124,7 @@ def _read(
     name = config.get("model_type")
     model = MODEL_TYPES.get(name) if name is not None else ModelType()
     if model is None:
-        shares = [key for key in (*_SHARE_KEYS, *_WIDTH_KEYS) if key in config]
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if is_neox_style is None:
-            raise ValueError(
-                f"model_type {name!r} is not one that jrope knows the pairing of; give "
-                f"is_neox_style"
-            )
-        if not shares and "partial_rotary_factor" not in rope:
-            raise ValueError(
-                f"config.json must have 'partial_rotary_factor', since jrope does not "
-                f"know the default of model_type {name!r}"
-            )
+        _check_unknown(name, config, is_neox_style)
         model = ModelType()
     return {**model.defaults, **config}, model
 
@@ -222,6 +139,8 @@ def _head_dim(config: Config, model: ModelType) -> int:
     if head_dim is not None:
         check_int("head_dim", head_dim, minimum=2)
         return head_dim
+    if model.head_dim is not None:
+        return model.head_dim
     hidden, heads = required(config, _HIDDEN_KEYS), required(config, _HEADS_KEYS)
     check_int("hidden_size", hidden, minimum=1)
     check_int("num_attention_heads", heads, minimum=1)
@@ -322,6 +241,27 @@ def _rope_type(rope: Config, model: ModelType) -> str:
     return model.rope_types.get(found, found)
 
 
+def _check_unknown(name: object, config: Config, is_neox_style: bool | None) -> None:
+    """Raises unless a model type that is not in the table leaves nothing to guess."""
+    if config.get("qk_rope_head_dim") is not None:
+        raise ValueError(
+            f"qk_rope_head_dim names a part of the head that rotates, but jrope does "
+            f"not know how model_type {name!r} uses it; is it another type's new name?"
+        )
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    told = any(key in config for key in (*_SHARE_KEYS, *_WIDTH_KEYS))
+    missing = []
+    if is_neox_style is None:
+        missing.append("the pairing (give is_neox_style)")
+    if not told and "partial_rotary_factor" not in rope:
+        missing.append("how much of a head rotates (add 'partial_rotary_factor')")
+    if missing:
+        raise ValueError(
+            f"model_type {name!r} is not one that jrope knows, and its config does not "
+            f"say {' nor '.join(missing)}"
+        )
+
+
 def _dual_chunk(config: Config) -> DualChunk | None:
     """Qwen2.5-1M's sizes; its other keys concern sparse attention, not positions."""
     sizes = config.get("dual_chunk_attention_config")
@@ -346,47 +286,3 @@ def _axes(rope: Config, rotary_dim: int) -> tuple[int, ...] | None:
     if interleaved is not None and not isinstance(interleaved, bool):
         raise TypeError(f"mrope_interleaved must be a bool, got {interleaved!r}")
     return mrope_axes(section, rotary_dim=rotary_dim, interleaved=bool(interleaved))
-
-
-def _layers(config: Config, model: ModelType) -> list[tuple[str | None, bool]]:
-    """Of each layer: the type that its RoPE goes by, and whether it has one."""
-    count = required(config, _LAYERS_KEYS)
-    check_int("num_hidden_layers", count, minimum=1)
-    flags = config.get("no_rope_layers") or None
-    if flags is None and model.no_rope_interval is not None:
-        interval = config.get("no_rope_layer_interval") or model.no_rope_interval
-        check_int("no_rope_layer_interval", interval, minimum=1)
-        flags = [(i + 1) % interval != 0 for i in range(count)]
-    types = _layer_types(config, model, count)
-    for name, values in (("no_rope_layers", flags), ("layer_types", types)):
-        if values is not None and len(values) != count:
-            raise ValueError(
-                f"{name} must have num_hidden_layers = {count} entries, got "
-                f"{len(values)}"
-            )
-    differ = bool(layer_rules(config, model)) or is_nested(config)
-    return [
-        (
-            types[i] if types is not None and differ else None,
-            flags is None or bool(flags[i]),  # 1 means that rotary embedding is on.
-        )
-        for i in range(count)
-    ]
-
-
-def _layer_types(config: Config, model: ModelType, count: int) -> list[str] | None:
-    if config.get("layer_types") is not None:
-        return list(config["layer_types"])
-    pattern = model.layer_pattern
-    if pattern is None:
-        if layer_rules(config, model) or is_nested(config):
-            raise ValueError(
-                "config.json must have 'layer_types', since this model's layers differ"
-            )
-        return None
-    period = config.get(pattern.key) or pattern.period
-    check_int(pattern.key, period, minimum=1)
-    return [
-        "sliding_attention" if (i + pattern.phase) % period else "full_attention"
-        for i in range(count)
-    ]

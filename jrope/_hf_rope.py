@@ -23,7 +23,7 @@ THETA_KEYS = ("rope_theta", "rotary_emb_base")
 
 def as_mapping(hf_config: object) -> Config:
     if isinstance(hf_config, str | os.PathLike):
-        hf_config = json.loads(Path(hf_config).read_text())
+        hf_config = _load(Path(hf_config))
     if isinstance(hf_config, Mapping):
         return hf_config
     to_dict = getattr(hf_config, "to_dict", None)
@@ -33,6 +33,13 @@ def as_mapping(hf_config: object) -> Config:
             f"transformers config object, got {type(hf_config).__name__}"
         )
     return to_dict()
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from error
 
 
 def text_config(config: Config) -> Config:
@@ -143,7 +150,9 @@ def _rule(
         return rotating[0] if rotating else LayerRule()
     if name is not None and name in rules:
         return rules[name]
-    if not rules and layer_type in (config.get("layer_types") or ()):
+    # What a model whose layers are all alike calls them.
+    alike = config.get("layer_types") or ("full_attention",)
+    if not rules and layer_type in alike:
         return LayerRule()
     if rules:
         raise ValueError(

@@ -57,6 +57,8 @@ class ModelType:
       partial_rotary_factor: the share of the head that turns.
       rotary_dim: the width that turns, where the code fixes a number of features.
       rope_theta: the base.
+      head_dim: the head's width; None for hidden_size / num_attention_heads.
+      max_position_embeddings: the context length, in positions.
       head_dim_keys: keys whose values add up to the head's width.
       trailing: whether the last features turn, not the first.
       rope_types: names of rope types that the model's code understands otherwise.
@@ -72,6 +74,8 @@ class ModelType:
     partial_rotary_factor: float = 1.0
     rotary_dim: int | None = None
     rope_theta: float = 10000.0
+    head_dim: int | None = None
+    max_position_embeddings: int | None = None
     head_dim_keys: tuple[str, ...] = ()
     trailing: bool = False
     rope_types: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -127,25 +131,28 @@ def _plain(rope_theta: float, *model_types: str) -> dict[str, ModelType]:
     return dict.fromkeys(model_types, ModelType(rope_theta=rope_theta))
 
 
-MODEL_TYPES: dict[str, ModelType] = {
+_ROWS: dict[str, ModelType] = {
     **_plain(
         10000.0,
         *("afmoe", "arcee", "aria_text", "chameleon", "dbrx", "deepseek_ocr2_text"),
         *("diffllama", "doge", "dots1", "esm", "eurobert", "falcon", "falcon_h1"),
         *("gemma", "gemma2", "granite", "granitemoe", "granitemoehybrid"),
         *("granitemoeshared", "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax"),
-        *("idefics", "jais2", "jamba", "jetmoe", "llama", "minicpm3", "ministral"),
-        *("mistral", "mllama_text_model", "moshi", "nanochat", "olmo", "olmo2"),
+        *("idefics", "jais2", "jamba", "jetmoe", "llama", "ministral"),
+        *("mistral", "moshi", "nanochat", "olmo", "olmo2"),
         *("olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss"),
-        *("solar_open", "starcoder2", "vaultgemma", "zamba2"),
+        *("starcoder2", "vaultgemma", "zamba2"),
     ),
     **_plain(150000.0, "gpt_oss"),
-    **_plain(500000.0, "bitnet", "csm", "flex_olmo", "paddleocr_vl_text"),
+    **_plain(500000.0, "bitnet", "csm", "flex_olmo", "mllama_text_model"),
+    **_plain(500000.0, "paddleocr_vl_text"),
     **_plain(500000.0, "qwen3_vl_text", "qwen3_vl_moe_text"),
     **_plain(1000000.0, "emu3_text_model", "lfm2", "lfm2_moe", "minimax", "mixtral"),
     **_plain(1000000.0, "phimoe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl"),
     **_plain(1000000.0, "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3_omni_moe_text"),
-    **_plain(1000000.0, "ministral3"),
+    **_plain(1000000.0, "ministral3", "solar_open"),
+    # Not in transformers; pairing from its published modeling file.
+    **_plain(1000000.0, "internlm2"),
     **_plain(5000000.0, "minimax_m2"),
     **_plain(12000000.0, "apertus"),
     "bamba": _HALF,
@@ -203,7 +210,10 @@ MODEL_TYPES: dict[str, ModelType] = {
     "llama4_text": ModelType(
         is_neox_style=False, rope_theta=500000.0, no_rope_interval=4
     ),
+    # DeepSeek-V3's code under a name of its own.
+    "kimi_k2": dataclasses.replace(_DEEPSEEK, rope_theta=50000.0),
     "longcat_flash": dataclasses.replace(_DEEPSEEK, rope_theta=10000000.0),
+    "minicpm3": ModelType(head_dim_keys=("qk_rope_head_dim",)),
     "mistral4": ModelType(
         is_neox_style=False,
         trailing=True,
@@ -253,3 +263,46 @@ MODEL_TYPES: dict[str, ModelType] = {
     "smollm3": ModelType(rope_theta=2000000.0, no_rope_interval=4),
     "stablelm": _QUARTER,
 }
+
+# Widths of heads that are not hidden_size / num_attention_heads.
+_HEAD_DIMS = {
+    64: ("gpt_oss",),
+    128: (
+        *("afmoe", "ernie4_5", "glm", "glm4", "helium", "llama4_text", "minimax_m2"),
+        *("ministral3", "paddleocr_vl_text", "qwen3", "qwen3_vl_text", "seed_oss"),
+        "solar_open",
+    ),
+    256: (
+        *("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "vaultgemma"),
+    ),
+    512: ("deepseek_v4",),
+}
+
+# Context lengths of configs that are published without one.
+_LENGTHS = {
+    2048: ("falcon", "gpt_neox", "llama", "olmo", "olmo2", "phi"),
+    4096: ("deepseek_v3", "nemotron", "phi3", "stablelm", "starcoder2"),
+    8192: ("cohere", "cohere2", "gemma", "gemma2", "modernbert"),
+    32768: ("gemma3n_text", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"),
+    131072: (
+        *("gemma3_text", "gemma4_text", "glm", "glm4", "gpt_oss", "llama4_text"),
+        *("mistral", "mixtral"),
+    ),
+    1048576: ("deepseek_v4",),
+}
+
+
+def _with_sizes(name: str, model: ModelType) -> ModelType:
+    found = {}
+    for field, sizes in (
+        ("head_dim", _HEAD_DIMS),
+        ("max_position_embeddings", _LENGTHS),
+    ):
+        for size, names in sizes.items():
+            if name in names:
+                found[field] = size
+    return dataclasses.replace(model, **found)
+
+
+MODEL_TYPES = {name: _with_sizes(name, model) for name, model in _ROWS.items()}

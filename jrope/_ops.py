@@ -5,6 +5,7 @@ from typing import overload
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.sharding import AxisType
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32, Int32
 
@@ -13,7 +14,7 @@ from jrope._gather import OutOfRange, check_array, device_positions
 from jrope._kinds import TABLE_KINDS, Table, TableName, as_table
 from jrope._layout import RotaryLayout
 from jrope._primitive import bind_rope
-from jrope._rotate import lookup
+from jrope._rotate import check_layout, lookup
 from jrope._routes import route_names
 from jrope._temperature import QueryTemperature
 
@@ -81,8 +82,9 @@ def rotate(
     >>> query.tolist()
     [[[-4.0, 3.0]]]
     """
+    check_layout(layout)
     _check_rows(cos, sin, layout)
-    _check_implementation(implementation)
+    check_implementation(implementation)
     if inverse:
         energy = cos * cos + sin * sin
         cos, sin = cos / energy, -sin / energy
@@ -245,6 +247,11 @@ def device_table(
     While a function is being traced (a model initialised under jit), the program calls
     back to the host for it, so that it never becomes a constant of the program.
     """
+    if not isinstance(config, RopeConfig):
+        raise TypeError(
+            f"config must be a RopeConfig, got {type(config).__name__}; config_from_hf "
+            f"makes one of a config.json, and from_hf the layer"
+        )
     if kind not in TABLE_KINDS:
         raise ValueError(f"table must be one of {sorted(TABLE_KINDS)}, got {kind!r}")
     compute = TABLE_KINDS[kind].compute
@@ -255,7 +262,7 @@ def device_table(
     return jax.pure_callback(lambda: compute(config), shape)
 
 
-def _check_implementation(implementation: str | None) -> None:
+def check_implementation(implementation: str | None) -> None:
     if implementation is not None and implementation not in route_names():
         raise ValueError(
             f"implementation must be None or one of {route_names()}, got "
@@ -293,18 +300,37 @@ def _as_heads(name: str, x: Array, cos: Array, layout: RotaryLayout) -> Array:
             raise ValueError(
                 f"{name} with flattened heads must be [*B, T, N * H] with H = "
                 f"{layout.head_dim}, got shape {x.shape}; heads that are not flattened "
-                f"have one axis more than the rows, whose shape is {cos.shape}"
+                f"have one axis more than positions, whose shape is {leading}"
             )
         heads = x.shape[-1] // layout.head_dim
         x = x.reshape(*x.shape[:-1], heads, layout.head_dim)
-    if x.ndim != cos.ndim + 1 or x.shape[-1] != layout.head_dim:
+    if x.ndim != cos.ndim + 1:
         raise ValueError(
-            f"{name} must be [*B, T, N, H] with H = {layout.head_dim} and the leading "
-            f"axes of the rows {cos.shape}, got shape {x.shape}"
+            f"{name} must be [*B, T, N, H] for positions [*B, T], which are {leading}, "
+            f"got shape {x.shape}; positions that a batch shares need an axis of "
+            f"length 1: positions[None]"
+        )
+    if x.shape[-1] != layout.head_dim:
+        raise ValueError(
+            f"{name} must be [*B, T, N, H] with H = {layout.head_dim}, got shape "
+            f"{x.shape}"
         )
     if any(row not in (1, own) for row, own in zip(leading, x.shape, strict=False)):
         raise ValueError(
-            f"{name}'s leading axes must be those of the rows {leading} (1 is shared), "
-            f"got shape {x.shape}; are heads and tokens swapped?"
+            f"{name} must be [*B, T, N, H] for positions [*B, T], which are {leading} "
+            f"(1 is shared), got shape {x.shape}; are heads and tokens swapped?"
         )
+    _check_features_whole(name, x)
     return x
+
+
+def _check_features_whole(name: str, x: Array) -> None:
+    """Raises if a mesh with explicit axes splits the features of a head."""
+    sharding = jax.typeof(x).sharding
+    if sharding.mesh.empty or sharding.spec[-1] is None:
+        return
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        raise ValueError(
+            f"{name}'s features must not be split over a mesh, got sharding "
+            f"{sharding.spec}; shard heads or tokens, whose pairs stay together"
+        )

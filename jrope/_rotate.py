@@ -58,6 +58,7 @@ def lookup(
     >>> cos.tolist(), sin.tolist()
     ([[0.5], [1.0]], [[0.75], [0.0]])
     """
+    check_layout(layout)
     check_out_of_range(out_of_range)
     kind = as_table(table)
     check_table(kind.cos_sin_cache)
@@ -87,6 +88,15 @@ def lookup(
     )
     half = layout.rotary_dim // 2
     return rows[..., :half], rows[..., half:]
+
+
+def check_layout(layout: object) -> None:
+    """Raises unless `layout` is a RotaryLayout."""
+    if not isinstance(layout, RotaryLayout):
+        raise TypeError(
+            f"layout must be a RotaryLayout, got {type(layout).__name__}; of a "
+            f"RopeConfig it is config.layout"
+        )
 
 
 def _check_positions(indices: Array, layout: RotaryLayout) -> None:

@@ -26,7 +26,7 @@ def compute_cos_sin_cache(config: RopeConfig) -> np.ndarray:
 
     Returns:
       float32 [P, R]: cos in the first half of the last axis, sin in the second, both
-      times the attention factor.
+      times the attention factor. NaN past `config.longest_request`.
 
     >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=2)
     >>> compute_cos_sin_cache(config).round(4).tolist()
@@ -37,7 +37,9 @@ def compute_cos_sin_cache(config: RopeConfig) -> np.ndarray:
             "a config with dual_chunk has no flat table; use jrope.DualChunkTable"
         )
     positions = np.arange(config.max_position_embeddings)
-    return rows_at(config, positions, config.frequencies.attention_factor)
+    table = rows_at(config, positions, config.frequencies.attention_factor)
+    table[config.longest_request :] = np.nan
+    return table
 
 
 def compute_two_level_cache(config: RopeConfig) -> np.ndarray:

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 
 from jrope._config import RopeConfig
-from jrope._hf import config_from_hf, layers_from_hf, query_temperatures_from_hf
+from jrope._hf import config_from_hf
+from jrope._hf_layers import (
+    counts_layers,
+    layers_from_hf,
+    query_temperatures_from_hf,
+)
 from jrope._tables import FINE_ROWS
 from jrope.scalings import Default
 
@@ -101,13 +106,22 @@ def explain(config: RopeConfig, *, layers: str = "all layers") -> Explanation:
 
 
 def explain_hf(
-    hf_config: object, *, layer_type: str | None = None
+    hf_config: object,
+    *,
+    layer_type: str | None = None,
+    max_position_embeddings: int | None = None,
+    is_neox_style: bool | None = None,
 ) -> list[Explanation]:
     """What a config.json means, for each of its distinct rotary embeddings.
+
+    Scalings that depend on the length of a request are explained for the shortest and
+    for the longest.
 
     Args:
       hf_config: as `config_from_hf` takes it.
       layer_type: these layers alone.
+      max_position_embeddings: rows of the table, in place of the config's own length.
+      is_neox_style: the pairing, in place of the model type's.
 
     Returns:
       One explanation a distinct config; none if no layer has rotary embedding.
@@ -115,24 +129,38 @@ def explain_hf(
     Raises:
       ValueError, TypeError: what is refused, and why.
     """
-    if layer_type is not None:
-        config = config_from_hf(hf_config, layer_type=layer_type)
-        return [] if config is None else [explain(config, layers=layer_type)]
-    try:
-        per_layer = layers_from_hf(hf_config)
-    except ValueError as error:
-        if "num_hidden_layers" not in str(error):
-            raise
-        config = config_from_hf(hf_config)
-        return [] if config is None else [explain(config)]
+    given = {
+        "max_position_embeddings": max_position_embeddings,
+        "is_neox_style": is_neox_style,
+    }
+    if layer_type is not None or not counts_layers(hf_config):
+        config = config_from_hf(hf_config, layer_type=layer_type, **given)
+        found = {config: layer_type or "all layers"}
+    else:
+        per_layer = layers_from_hf(hf_config, **given)
+        found = {config: _which(per_layer, config) for config in per_layer}
     return [
-        explain(config, layers=_which(per_layer, config))
-        for config in dict.fromkeys(per_layer)
+        explanation
+        for config, layers in found.items()
         if config is not None
+        for explanation in _by_length(config, layers)
     ]
 
 
-def _which(per_layer: list[RopeConfig | None], config: RopeConfig) -> str:
+def _by_length(config: RopeConfig, layers: str) -> list[Explanation]:
+    """One explanation, or two where short and long requests differ."""
+    rows = config.max_position_embeddings
+    short, long = config.for_length(1), config.for_length(rows)
+    if short == long or short.longest_request >= rows:
+        return [explain(config, layers=layers)]
+    limit = short.longest_request
+    return [
+        explain(short, layers=f"{layers}; requests of up to {limit} positions"),
+        explain(long, layers=f"{layers}; a request of {rows} positions"),
+    ]
+
+
+def _which(per_layer: list[RopeConfig | None], config: RopeConfig | None) -> str:
     mine = [i for i, other in enumerate(per_layer) if other == config]
     if len(mine) == len(per_layer):
         return f"all {len(mine)} layers"
@@ -154,7 +182,7 @@ def to_text(explanation: Explanation) -> str:
         f"  type              {e.rope_type}{_fields_text(e.scaling)}",
         f"  head              {e.head_dim} features, {e.rotary_dim} rotate from "
         f"{e.rotary_offset} on, in pairs {e.pairing}",
-        f"  base              {e.rope_theta:g}",
+        f"  base              {e.rope_theta:.10g}",
         f"  positions         {e.rows} rows"
         + (f", trained on {e.trained_length}" if e.trained_length else "")
         + (f", {e.position_axes} axes" if e.position_axes else ""),
@@ -163,8 +191,8 @@ def to_text(explanation: Explanation) -> str:
         f"  table             {megabytes[0]:.1f} MiB flat, {megabytes[1]:.1f} MiB in "
         f"two levels, float32",
         f"  scaling touches   {_touched(e.divided_by)}",
-        f"  too slow to turn  {_slow(e)}",
-        "  pair   positions a turn   divided by",
+        f"  longer than table {_slow(e)}",
+        "  pair        wavelength   divided by",
         *_pair_lines(e),
         *(f"  warning: {warning}" for warning in e.warnings),
     ]
@@ -189,9 +217,9 @@ def _touched(divided_by: list[float]) -> str:
 
 
 def _slow(e: Explanation) -> str:
-    """Pairs that do not complete a turn within the table."""
+    """Wavelengths longer than the table."""
     slow = sum(length > e.rows for length in e.wavelengths)
-    return f"{slow} of {len(e.wavelengths)} pairs do not complete one within the table"
+    return f"{slow} of {len(e.wavelengths)} wavelengths"
 
 
 def _pair_lines(e: Explanation) -> list[str]:
@@ -218,7 +246,9 @@ def plot(explanations: list[Explanation], path: Path) -> None:
     panels = figure.subplots(1, len(explanations), squeeze=False)[0]
     for axes, e in zip(panels, explanations, strict=True):
         after = np.array(e.wavelengths)
-        axes.semilogy(after / np.array(e.divided_by), "--", label="without scaling")
+        if _touched(e.divided_by) != "no pair":
+            before = after / np.array(e.divided_by)
+            axes.semilogy(before, "--", label="without scaling")
         axes.semilogy(after, label=e.rope_type)
         axes.axhline(e.rows, color="0.5", lw=0.8)
         axes.text(0, e.rows, f" table: {e.rows}", va="bottom", color="0.4")
@@ -226,7 +256,7 @@ def plot(explanations: list[Explanation], path: Path) -> None:
             axes.axhline(e.trained_length, color="0.5", lw=0.8, ls=":")
             text = f" trained: {e.trained_length}"
             axes.text(0, e.trained_length, text, va="bottom", color="0.4")
-        axes.set(title=e.layers, xlabel="pair", ylabel="positions a turn")
+        axes.set(title=e.layers, xlabel="pair", ylabel="wavelength (positions)")
         axes.legend(loc="lower right")
     figure.savefig(path)
 
@@ -241,14 +271,20 @@ def to_json(explanations: list[Explanation], temperatures: list[Any]) -> str:
 
 
 def run(
-    path: Path, *, layer_type: str | None, picture: Path | None, as_json: bool
+    path: Path, *, picture: Path | None = None, as_json: bool = False, **given: Any
 ) -> str:
     """The command: what to print.
+
+    Args:
+      path: the config.json.
+      picture: where to draw.
+      as_json: for programs.
+      **given: what `explain_hf` takes besides.
 
     Raises:
       ValueError, TypeError: what is refused, and why.
     """
-    explanations = explain_hf(path, layer_type=layer_type)
+    explanations = explain_hf(path, **given)
     if picture is not None and explanations:
         plot(explanations, picture)
     if as_json:
@@ -259,8 +295,7 @@ def run(
 
 
 def _temperatures(path: Path) -> list[dict[str, Any] | None]:
-    try:
-        found = query_temperatures_from_hf(path)
-    except ValueError:
-        return []  # The layers are not counted in this config.
+    if not counts_layers(path):
+        return []
+    found = query_temperatures_from_hf(path)
     return [None if t is None else dataclasses.asdict(t) for t in found]

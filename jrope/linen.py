@@ -6,9 +6,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
-from jrope._gather import OutOfRange
+from jrope._gather import OutOfRange, check_out_of_range
 from jrope._kinds import TABLE_KINDS, TableName
-from jrope._ops import device_table
+from jrope._ops import check_implementation, device_table
 from jrope._rotate import lookup
 from jrope._shell import RotaryMethods
 
@@ -24,7 +24,7 @@ class RotaryEmbedding(RotaryMethods, nn.Module):
     it comes back from `rope_variables`. Under `nn.scan` use
     `variable_broadcast="rope_cache"`.
 
-    Args:
+    Attributes:
       config: what to rotate, and how.
       implementation: the name of a route, or None for the best that takes the case.
       out_of_range: what positions of P or more read: NaN rows, or the last row
@@ -44,6 +44,8 @@ class RotaryEmbedding(RotaryMethods, nn.Module):
         Raises:
           ValueError: if `apply` was given variables without the table.
         """
+        check_implementation(self.implementation)
+        check_out_of_range(self.out_of_range)
         if not self.is_initializing() and not self.has_variable(COLLECTION, _NAME):
             raise ValueError(
                 f"the collection {COLLECTION!r} must hold this module's table at "

@@ -6,9 +6,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
-from jrope._gather import OutOfRange
+from jrope._gather import OutOfRange, check_out_of_range
 from jrope._kinds import TABLE_KINDS, TableName
-from jrope._ops import device_table
+from jrope._ops import check_implementation, device_table
 from jrope._rotate import lookup
 from jrope._shell import RotaryMethods
 
@@ -59,6 +59,8 @@ class RotaryEmbedding(RotaryMethods, nnx.Module):
         table: TableName = "flat",
     ):
         """Builds the table."""
+        check_implementation(implementation)
+        check_out_of_range(out_of_range)
         self.config = config
         self.implementation = implementation
         self.out_of_range: OutOfRange = out_of_range

@@ -174,5 +174,33 @@ def test_refusals(config, error, message):
 
 
 def test_layer_type_of_a_model_whose_layers_do_not_differ():
-    with pytest.raises(ValueError, match="layer_type must be None.* got 'full_attent"):
-        config_from_hf(V4, layer_type="full_attention")
+    with pytest.raises(ValueError, match="layer_type must be None.* got 'sliding_att"):
+        config_from_hf(V4, layer_type="sliding_attention")
+    assert read(V4, layer_type="full_attention") == read(V4)
+
+
+def test_published_configs_that_leave_sizes_out():
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
+    full = read({"text_config": text}, layer_type="full_attention")
+    assert (full.head_dim, full.max_position_embeddings) == (256, 131072)
+    assert (full.rope_theta, full.scaling) == (1e6, Linear(factor=8.0))
+    falcon = {"model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71}
+    assert read(falcon).max_position_embeddings == 2048
+    unknown = {"head_dim": 8, "rope_theta": 1e4}
+    assert read(unknown, max_position_embeddings=32).max_position_embeddings == 32
+
+
+def test_rotated_parts_of_unknown_models_are_refused():
+    config = {**V4, "model_type": "nosuch", "qk_rope_head_dim": 64}
+    config["partial_rotary_factor"] = 1.0
+    with pytest.raises(ValueError, match="qk_rope_head_dim names a part of the head"):
+        config_from_hf(config, is_neox_style=False)
+    kimi = {**V4, "model_type": "kimi_k2", "qk_rope_head_dim": 64}
+    kimi["rope_scaling"] = {"type": "yarn", "factor": 32.0, "mscale_all_dim": 1.0}
+    assert read(kimi).scaling.rope_type == "deepseek_yarn"
+    assert read(kimi).layout.rotary_dim == read(kimi).head_dim == 64

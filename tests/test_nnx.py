@@ -248,3 +248,21 @@ def test_fill_tables_keeps_the_sharding():
     module.rope.cos_sin_cache.set_value(held)
     fill_tables(module)
     assert module.rope.cos_sin_cache[...].sharding == sharding
+
+
+@pytest.mark.parametrize(
+    ("config", "kwargs", "error", "message"),
+    [
+        (
+            {"head_dim": 8},
+            {},
+            TypeError,
+            "be a RopeConfig, got dict; config_from_hf",
+        ),
+        (CONFIG, {"out_of_range": "wrap"}, ValueError, "out_of_range must be one of"),
+        (CONFIG, {"implementation": "x"}, ValueError, "implementation must be None or"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(unchecked, config, kwargs, error, message):
+    with pytest.raises(error, match=message):
+        RotaryEmbedding(config, **kwargs)

@@ -1,4 +1,4 @@
-"""The README's Python runs as written."""
+"""The Python in README and documentation runs as written, a page after the other."""
 
 import re
 import subprocess
@@ -7,14 +7,33 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_block_runs(block):
+def blocks(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+# Blocks of the README stand alone; those of a page of the documentation build on those
+# before them.
+PROGRAMS = [
+    *(
+        pytest.param(block, id=f"README-{i}")
+        for i, block in enumerate(blocks(PAGES[0]))
+    ),
+    *(
+        pytest.param("\n".join(blocks(page)), id=page.stem)
+        for page in PAGES[1:]
+        if blocks(page)
+    ),
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program_runs(program):
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block],
+        [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
         check=False,

@@ -143,7 +143,7 @@ def test_tables_are_exact_at_any_position_and_float32_always():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_float_positions_are_refused(dtype):
     table = jnp.ones((4, 4), jnp.float32)
-    with pytest.raises(TypeError, match=f"must be int32, got {dtype}"):
+    with pytest.raises(TypeError, match=f"must be integers, got {dtype}"):
         lookup(
             table,
             jnp.array([1], dtype),

@@ -1,6 +1,7 @@
 """rotate: the bound of its error, its inverse, its shapes and its refusals."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -231,19 +232,23 @@ QUERY = heads((5, 2, 8))
         (
             {"query": heads((2, 5, 8))},
             ValueError,
-            r"rows \(5,\).* heads and tokens swap",
+            r"are \(5,\) .*heads and tokens swap",
         ),
         (
             {"query": heads((5, 2, 16))},
             ValueError,
-            r"with H = 8 and.* got shape \(5, 2, 1",
+            r"with H = 8, got shape \(5, 2, 16\)",
         ),
         (
             {"query": heads((5, 12))},
             ValueError,
             r"\[\*B, T, N \* H\] with H = 8, got sh",
         ),
-        ({"query": heads((3, 5, 2, 8))}, ValueError, r"got shape \(3, 5, 2, 8\)"),
+        (
+            {"query": heads((3, 5, 2, 8))},
+            ValueError,
+            r"got shape \(3, 5, 2, 8\); .*positions\[None",
+        ),
         (
             {"query": QUERY.astype(jnp.int32)},
             TypeError,
@@ -254,7 +259,7 @@ QUERY = heads((5, 2, 8))
             TypeError,
             "query must be a jax.Array, got ndarr",
         ),
-        ({"key": heads((4, 2, 8))}, ValueError, "key's leading axes must be those of"),
+        ({"key": heads((4, 2, 8))}, ValueError, r"key must be .* which are \(5,\)"),
         (
             {"cos": COS.astype(jnp.bfloat16)},
             TypeError,
@@ -272,6 +277,14 @@ def test_refusals(unchecked, fields, error, message):
     given = {"query": QUERY, "key": None, "cos": COS, "sin": SIN, **fields}
     with pytest.raises(error, match=message):
         rotate(layout=LAYOUT, **given)
+
+
+def test_a_config_is_no_layout(unchecked):
+    wrong: Any = CONFIG
+    with pytest.raises(TypeError, match="be a RotaryLayout, got RopeConfig; of a Rope"):
+        rotate(QUERY, None, COS, SIN, layout=wrong)
+    with pytest.raises(TypeError, match="be a RotaryLayout, got RopeConfig; of a Rope"):
+        lookup(TABLE, jnp.arange(3), layout=wrong)
 
 
 def test_complex_and_eight_bit_heads_are_refused(unchecked):

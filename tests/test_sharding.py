@@ -96,3 +96,12 @@ def test_shard_map_of_replicated_heads_over_split_positions():
     )(positions, query[:1], table)
     expected = step(positions, jnp.broadcast_to(query[:1], query.shape), table)
     np.testing.assert_array_equal(out, expected)
+
+
+def test_features_split_over_explicit_axes_are_refused():
+    positions, query, _, table = operands()
+    mesh = jax.make_mesh((2, 4), ("data", "heads"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        split = jax.device_put(query, NamedSharding(mesh, P(None, None, None, "heads")))
+        with pytest.raises(ValueError, match="query's features must not be split over"):
+            jax.jit(run)(positions, split, split, table)

@@ -2,11 +2,13 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jrope import RopeConfig, compute_cos_sin_cache
-from jrope.scalings import Linear
+from jrope.nnx import RotaryEmbedding
+from jrope.scalings import Dynamic, Linear, LongRope, Proportional
 
 
 def config(**fields):
@@ -77,3 +79,36 @@ def test_a_checkpoints_own_frequencies_win():
 def test_refusals(fields, error, message):
     with pytest.raises(error, match=message):
         config(**fields)
+
+
+@pytest.mark.parametrize("kind", ["flat", "two_level"])
+def test_rows_past_the_longest_request_are_nan(kind):
+    # LongRoPE's short list and dynamic NTK without a length are for short requests.
+    long = LongRope(
+        short_factor=(1.0,) * 32,
+        long_factor=(2.0,) * 32,
+        original_max_position_embeddings=2048,
+    )
+    dynamic = Dynamic(factor=2.0, max_trained_positions=2048)
+    for scaling in (long, dynamic):
+        made = config(scaling=scaling)
+        assert made.longest_request == 2048
+        rope = RotaryEmbedding(made, table=kind)
+        cos, _ = rope.rows(jnp.array([2047, 2048]))
+        assert np.isfinite(cos[0]).all() and np.isnan(cos[1]).all()
+        whole = RotaryEmbedding(made.for_length(4100), table=kind)
+        assert np.isfinite(whole.rows(jnp.array([4099]))[0]).all()
+
+
+def test_scalings_are_checked_against_the_widths_at_once():
+    scaling = LongRope(
+        short_factor=(1.0,) * 31,
+        long_factor=(2.0,) * 32,
+        original_max_position_embeddings=2048,
+    )
+    with pytest.raises(ValueError, match="rotary_dim // 2 = 32 entries, got 31"):
+        config(scaling=scaling)
+    with pytest.raises(ValueError, match="must be head_dim = 64 under proportional"):
+        config(scaling=Proportional(), rotary_dim=32)
+    with pytest.raises(ValueError, match="above 2 under dynamic scaling.* got 2"):
+        config(scaling=Dynamic(factor=2.0), rotary_dim=2)

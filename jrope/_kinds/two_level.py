@@ -47,9 +47,12 @@ class TwoLevelTable:
     @classmethod
     def wrap(cls, config: RopeConfig, array: Array) -> Self:
         """The table around its array."""
-        return cls(
-            cos_sin_cache=array, max_position_embeddings=config.max_position_embeddings
-        )
+        return cls(cos_sin_cache=array, max_position_embeddings=config.longest_request)
+
+    @classmethod
+    def from_config(cls, config: RopeConfig) -> Self:
+        """The table of a config, on the default device."""
+        return cls.wrap(config, jnp.asarray(cls.compute(config)))
 
     def rows(
         self, indices: Array, row_offset: Array | None, out_of_range: OutOfRange

@@ -96,6 +96,13 @@ class Scaling(abc.ABC):
         del total_length
         return self
 
+    def longest_request(self, max_position_embeddings: int) -> int:
+        """The longest request that these frequencies are for, in positions.
+
+        Rows past it are NaN: a longer request needs `for_length`.
+        """
+        return max_position_embeddings
+
     def trained_length(self, max_position_embeddings: int) -> int | None:
         """Context length of pre-training in positions, where the config tells it."""
         del max_position_embeddings

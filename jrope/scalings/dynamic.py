@@ -114,6 +114,14 @@ class Dynamic(Scaling):
             return self
         return dataclasses.replace(self, sequence_length=total_length)
 
+    def longest_request(self, max_position_embeddings: int) -> int:
+        """By length, the length in use; otherwise any."""
+        if self.alpha is not None or self.base_rule == "constant":
+            return max_position_embeddings
+        trained = self.trained_length(max_position_embeddings)
+        longest = max(self.sequence_length or trained, trained)
+        return min(longest, max_position_embeddings)
+
     def trained_length(self, max_position_embeddings: int) -> int:
         """L, the config's own length unless it names another."""
         return self.max_trained_positions or max_position_embeddings

@@ -23,8 +23,8 @@ class LongRope(Scaling):
 
     Which list is a matter of the request: its declared total length decides, once for
     its life, since cached keys were turned by the choice. A request of exactly the
-    original length is short. `for_length` chooses; to serve both at once, stack the two
-    tables (`jrope.stack_tables`).
+    original length is short, and rows of the short table past it are NaN. `for_length`
+    chooses; to serve both at once, stack the two tables (`jrope.stack_tables`).
 
     The attention factor is `attention_factor` where given, else
     `sqrt(1 + ln(factor) / ln(original length))`.
@@ -98,14 +98,11 @@ class LongRope(Scaling):
         long = total_length > self.original_max_position_embeddings
         return dataclasses.replace(self, chosen="long" if long else "short")
 
-    def warnings(self, max_position_embeddings: int) -> list[str]:
-        """That there are two tables."""
-        del max_position_embeddings
-        return [
-            f"requests of up to {self.original_max_position_embeddings} positions use "
-            f"short_factor, longer ones long_factor, chosen once per request by its "
-            f"declared total length (RopeConfig.for_length); this is {self.chosen}"
-        ]
+    def longest_request(self, max_position_embeddings: int) -> int:
+        """The original length under the short list."""
+        if self.chosen == "long":
+            return max_position_embeddings
+        return min(self.original_max_position_embeddings, max_position_embeddings)
 
     def frequencies(self, geometry: Geometry) -> Frequencies:
         """The series divided by the chosen list."""

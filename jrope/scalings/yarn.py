@@ -142,14 +142,10 @@ class Yarn(Scaling):
         factor, original = self._lengths(rows)
         found = []
         if factor * original > rows:
+            longest = math.floor(factor * original)
             found.append(
-                f"the scaling reaches {factor * original:.0f} positions, the table has "
-                f"{rows} rows: serve longer contexts with max_position_embeddings="
-            )
-        if original == rows:
-            found.append(
-                f"the original length is the config's own, {rows}: was "
-                f"original_max_position_embeddings left out?"
+                f"the scaling reaches {longest} positions, the table has {rows}: to "
+                f"serve longer contexts, give max_position_embeddings={longest}"
             )
         return found
 

@@ -1,0 +1,148 @@
+"""Reads a Hugging Face config.json layer by layer: which have RoPE, and which one."""
+
+from jrope._config import RopeConfig
+from jrope._hf import config_from_hf, read
+from jrope._hf_rope import (
+    Config,
+    as_mapping,
+    is_nested,
+    layer_rules,
+    required,
+    rope_dict,
+    text_config,
+)
+from jrope._layout import check_int
+from jrope._model_types import ModelType
+from jrope._temperature import QueryTemperature
+
+_LAYERS_KEYS = ("num_hidden_layers", "n_layer")
+
+
+def layers_from_hf(
+    hf_config: object,
+    *,
+    max_position_embeddings: int | None = None,
+    is_neox_style: bool | None = None,
+) -> list[RopeConfig | None]:
+    """The RoPE of every layer of a model; None where a layer has none.
+
+    Layers that share their RoPE share one config, so that `set(...)` of the list says
+    which tables the model needs.
+
+    Args:
+      hf_config: as `config_from_hf` takes it.
+      max_position_embeddings: likewise.
+      is_neox_style: likewise.
+
+    Raises:
+      ValueError, TypeError: as `config_from_hf`, and if the layers are not named.
+    """
+    config, model = read(hf_config, is_neox_style)
+    by_type: dict[str | None, RopeConfig | None] = {}
+    layers = []
+    for layer_type, has_rope in _layers(config, model):
+        if layer_type not in by_type:
+            by_type[layer_type] = config_from_hf(
+                hf_config,
+                layer_type=layer_type,
+                max_position_embeddings=max_position_embeddings,
+                is_neox_style=is_neox_style,
+            )
+        layers.append(by_type[layer_type] if has_rope else None)
+    return layers
+
+
+def counts_layers(hf_config: object) -> bool:
+    """Whether a config says how many layers its model has."""
+    config = text_config(as_mapping(hf_config))
+    return any(config.get(key) is not None for key in _LAYERS_KEYS)
+
+
+def query_temperatures_from_hf(hf_config: object) -> list[QueryTemperature | None]:
+    """The query temperature of every layer of a model; None where a layer has none.
+
+    Llama 4's layers without rotary embedding have one, unless
+    `attn_temperature_tuning` is false, and all layers where the rope dict has a
+    `llama_4_scaling_beta`.
+
+    Args:
+      hf_config: as `config_from_hf` takes it.
+
+    Raises:
+      ValueError, TypeError: if a key is missing or holds a wrong value.
+    """
+    config, model = read(hf_config, True)
+    found: list[QueryTemperature | None] = []
+    for layer_type, has_rope in _layers(config, model):
+        rope = rope_dict(config, model, layer_type) or {}
+        beta = rope.get("llama_4_scaling_beta")
+        if beta is not None:
+            length = rope.get("original_max_position_embeddings")
+            if length is None:
+                raise ValueError(
+                    "llama_4_scaling_beta must come with "
+                    "'original_max_position_embeddings'"
+                )
+            found.append(QueryTemperature(scale=beta, length=length))
+        elif not has_rope and _tunes_temperature(config):
+            found.append(
+                QueryTemperature(
+                    scale=config.get("attn_scale", 0.1),
+                    length=config.get("floor_scale", 8192),
+                    shift=1,
+                )
+            )
+        else:
+            found.append(None)
+    return found
+
+
+def _tunes_temperature(config: Config) -> bool:
+    default = config.get("model_type") == "llama4_text"
+    tunes = config.get("attn_temperature_tuning")
+    # Some Llama 4 configs say 4 for true.
+    return default if tunes is None else bool(tunes)
+
+
+def _layers(config: Config, model: ModelType) -> list[tuple[str | None, bool]]:
+    """Of each layer: the type that its RoPE goes by, and whether it has one."""
+    count = required(config, _LAYERS_KEYS)
+    check_int("num_hidden_layers", count, minimum=1)
+    flags = config.get("no_rope_layers") or None
+    if flags is None and model.no_rope_interval is not None:
+        interval = config.get("no_rope_layer_interval") or model.no_rope_interval
+        check_int("no_rope_layer_interval", interval, minimum=1)
+        flags = [(i + 1) % interval != 0 for i in range(count)]
+    types = _layer_types(config, model, count)
+    for name, values in (("no_rope_layers", flags), ("layer_types", types)):
+        if values is not None and len(values) != count:
+            raise ValueError(
+                f"{name} must have num_hidden_layers = {count} entries, got "
+                f"{len(values)}"
+            )
+    differ = bool(layer_rules(config, model)) or is_nested(config)
+    return [
+        (
+            types[i] if types is not None and differ else None,
+            flags is None or bool(flags[i]),  # 1 means that rotary embedding is on.
+        )
+        for i in range(count)
+    ]
+
+
+def _layer_types(config: Config, model: ModelType, count: int) -> list[str] | None:
+    if config.get("layer_types") is not None:
+        return list(config["layer_types"])
+    pattern = model.layer_pattern
+    if pattern is None:
+        if layer_rules(config, model) or is_nested(config):
+            raise ValueError(
+                "config.json must have 'layer_types', since this model's layers differ"
+            )
+        return None
+    period = config.get(pattern.key) or pattern.period
+    check_int(pattern.key, period, minimum=1)
+    return [
+        "sliding_attention" if (i + pattern.phase) % period else "full_attention"
+        for i in range(count)
+    ]
