@@ -63,7 +63,7 @@ class Report:
                 ("jrope demo", "bold"), f"  {checkpoint.title}  ", (versions, "dim")
             )
         )
-        self._console.print(Text(checkpoint.notice, "dim"))
+        self._console.print(Text(f"weights: {checkpoint.notice}", "dim"))
         if broken:
             self._console.print(
                 Text(f"Broken on purpose: {broken}. The check must fail.", "bold red")
@@ -162,7 +162,8 @@ class Stream:
     def _print_finished(self, request: Request) -> None:
         question = " ".join(request.text.split())
         if len(question) > _QUESTION_LENGTH:
-            question = f"... {question[-_QUESTION_LENGTH:]}"
+            tail = question[-_QUESTION_LENGTH:]
+            question = f"... {tail.partition(' ')[2] or tail}"
         found = f", {request.hit_tokens} cached" if request.hit_tokens else ""
         head = f"({len(request.prompt)} tokens{found})"
         self._console.print(
@@ -171,8 +172,10 @@ class Stream:
             )
         )
         lines = self._tokenizer.decode(request.output).rstrip().splitlines()
-        answer = Text("\n".join(line for line in lines if line.strip()))
-        self._console.print(Padding(answer, (0, 0, 0, 6)))
+        answer = "\n".join(line for line in lines if line.strip())
+        if request.output[-1] not in self._tokenizer.stop:
+            answer += " ..."  # Cut off: the model had more to say.
+        self._console.print(Padding(Text(answer), (0, 0, 0, 6), expand=False))
 
 
 def _request_table(
@@ -186,7 +189,7 @@ def _request_table(
         "queue\ns",
         "first\ntoken s",
         "ms a\ntoken",
-        "same as in\none pass",
+        "tokens as\nin one pass",
         "largest logit\ndifference",
     ):
         table.add_column(head, justify="right")
