@@ -61,6 +61,7 @@ def mrope_axes(
     Raises:
       TypeError, ValueError: if the section is not one of R/2 frequencies.
     """
+    check_int("rotary_dim", rotary_dim, minimum=2)
     for count in section:
         check_int("every entry of mrope_section", count, minimum=0)
     if sum(section) != rotary_dim // 2:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class RopeConfig:
       rope_theta: base of the geometric series of frequencies.
       max_position_embeddings: rows of the table, P: one more than the largest position.
       scaling: one of `jrope.SCALINGS`.
-      rotary_dim: features rotated, R; None, which becomes `head_dim`, for all.
+      rotary_dim: features rotated, R; None for all, as is `head_dim`.
       rotary_offset: index of the first rotated feature.
       is_neox_style: pairs are (i, i + R/2) if True, (2i, 2i + 1) (GPT-J) if False.
       axis_of_frequency: for multimodal RoPE, the axis that drives each frequency.
@@ -63,7 +63,7 @@ class RopeConfig:
       TypeError, ValueError: if a value has the wrong type or the sizes do not fit.
 
     >>> config = RopeConfig(head_dim=64, rope_theta=1e4, max_position_embeddings=8)
-    >>> config.rotary_dim
+    >>> config.layout.rotary_dim
     64
     """
 
@@ -80,9 +80,9 @@ class RopeConfig:
     dual_chunk: DualChunk | None = None
 
     def __post_init__(self) -> None:
-        """Fills in `rotary_dim`; checks every field, the layout's by making it."""
-        if self.rotary_dim is None:
-            object.__setattr__(self, "rotary_dim", self.head_dim)
+        """Checks every field, the layout's by making it."""
+        if self.rotary_dim == self.head_dim:  # Equal configs compare equal.
+            object.__setattr__(self, "rotary_dim", None)
         check_number("rope_theta", self.rope_theta)
         check_int("max_position_embeddings", self.max_position_embeddings, minimum=1)
         if self.max_position_embeddings > 2**31 - 1:
@@ -96,8 +96,10 @@ class RopeConfig:
             raise ValueError(
                 f"angle_dtype must be 'float64' or 'float32', got {self.angle_dtype!r}"
             )
+        if not isinstance(self.dual_chunk, DualChunk | None):
+            raise TypeError(f"dual_chunk must be a DualChunk, got {self.dual_chunk!r}")
         self._check_inv_freq(self.layout.rotary_dim // 2)
-        _ = self.frequencies  # The scaling checks itself against the widths.
+        self._check_frequencies()
 
     def _check_inv_freq(self, count: int) -> None:
         if self.inv_freq is None:
@@ -127,8 +129,30 @@ class RopeConfig:
           total_length: prompt and all tokens to come, in positions.
         """
         check_int("total_length", total_length, minimum=1)
-        scaling = self.scaling.pinned(self.max_position_embeddings)
-        return dataclasses.replace(self, scaling=scaling.for_length(total_length))
+        pinned = self.scaling.pinned(self.max_position_embeddings)
+        scaling = pinned.for_length(total_length)
+        if self.inv_freq is not None and scaling != pinned:
+            raise ValueError(
+                "inv_freq must be None for frequencies that depend on the length, got "
+                "a checkpoint's own, which are for one length"
+            )
+        return dataclasses.replace(self, scaling=scaling)
+
+    def _check_frequencies(self) -> None:
+        """Has the scaling check itself against the widths, and checks what it makes."""
+        made = self.frequencies
+        with np.errstate(over="ignore"):
+            inv_freq = made.inv_freq.astype(self.angle_dtype)
+        if not np.isfinite(inv_freq).all() or not (inv_freq >= 0).all():
+            raise ValueError(
+                f"inverse frequencies must be finite and not negative, got some that "
+                f"are not from rope_theta = {self.rope_theta} and {self.scaling}"
+            )
+        if not 0 < made.attention_factor < float(np.finfo(np.float32).max):
+            raise ValueError(
+                f"the attention factor must be a positive float32, got "
+                f"{made.attention_factor} from {self.scaling}"
+            )
 
     @property
     def longest_request(self) -> int:
@@ -143,7 +167,7 @@ class RopeConfig:
         """Where in a head the rotation acts."""
         return RotaryLayout(
             head_dim=self.head_dim,
-            rotary_dim=cast(int, self.rotary_dim),
+            rotary_dim=self.head_dim if self.rotary_dim is None else self.rotary_dim,
             rotary_offset=self.rotary_offset,
             is_neox_style=self.is_neox_style,
             axis_of_frequency=self.axis_of_frequency,

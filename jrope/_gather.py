@@ -34,6 +34,7 @@ def check_array(name: str, value: object) -> None:
 
 def check_table(table: Array) -> None:
     """Raises unless the table's array is float32 and not stacked."""
+    check_array("the cos/sin table", table)
     if table.dtype != jnp.float32:
         raise TypeError(
             f"the cos/sin table must be float32, got {table.dtype}; was the whole "
@@ -48,7 +49,11 @@ def check_table(table: Array) -> None:
 
 
 def device_positions(
-    positions: ArrayLike, *, rows: int, out_of_range: OutOfRange
+    positions: ArrayLike,
+    *,
+    rows: int = _INT32_MAX + 1,
+    out_of_range: OutOfRange = "nan",
+    name: str = "positions",
 ) -> Array:
     """Positions as int32, or an error; nothing is wrapped around or truncated.
 
@@ -59,32 +64,33 @@ def device_positions(
             return positions.astype(jnp.int32)
         if not jnp.issubdtype(positions.dtype, jnp.integer):
             raise TypeError(
-                f"positions must be integers, got {positions.dtype}; the order of "
+                f"{name} must be integers, got {positions.dtype}; the order of "
                 f"arguments is positions, query, key"
             )
         raise TypeError(
-            f"positions on the device must be int32, got {positions.dtype}; check "
+            f"{name} on the device must be int32, got {positions.dtype}; check "
             f"their range on the host and cast them with positions.astype(jnp.int32)"
         )
     host = np.asarray(positions)
     if host.dtype.kind not in "iu":
-        raise TypeError(f"positions must be integers, got {host.dtype}")
+        raise TypeError(f"{name} must be integers, got {host.dtype}")
     if host.size:
-        _check_range(int(host.min()), int(host.max()), rows, out_of_range)
+        low, high = int(host.min()), int(host.max())
+        _check_range(name, low, high, rows if out_of_range == "nan" else None)
     return jnp.asarray(host.astype(np.int32))
 
 
-def _check_range(low: int, high: int, rows: int, out_of_range: OutOfRange) -> None:
+def _check_range(name: str, low: int, high: int, rows: int | None) -> None:
     if high > _INT32_MAX:
         raise ValueError(
-            f"positions must fit int32, got {high}; was a padding id cast to an "
+            f"{name} must fit int32, got {high}; was a padding id cast to an "
             f"unsigned type?"
         )
     if low < -_INT32_MAX - 1:
-        raise ValueError(f"positions must fit int32, got {low}")
-    if high >= rows and out_of_range == "nan":
+        raise ValueError(f"{name} must fit int32, got {low}")
+    if rows is not None and high >= rows:
         raise ValueError(
-            f"positions must be below the table's {rows} rows, got {high}; does the "
+            f"{name} must be below the table's {rows} rows, got {high}; does the "
             f"context exceed max_position_embeddings? Pad with negative positions"
         )
 

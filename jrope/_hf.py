@@ -14,6 +14,7 @@ from jrope._hf_rope import (
     Config,
     agreed,
     as_mapping,
+    is_null,
     optional,
     required,
     rope_dict,
@@ -87,6 +88,8 @@ def config_from_hf(
     head_dim = _head_dim(config, model)
     rotary_dim = _rotary_dim(config, rope, model, scaling, head_dim)
     interleave = config.get("rope_interleave")
+    if not isinstance(interleave, bool | None):
+        raise TypeError(f"rope_interleave must be a bool, got {interleave!r}")
     pairing = model.is_neox_style if interleave is None else not interleave
     return RopeConfig(
         head_dim=head_dim,
@@ -122,6 +125,8 @@ def read(
     """The text model's keys and its row of the table."""
     config = text_config(as_mapping(hf_config))
     name = config.get("model_type")
+    if not isinstance(name, str | None):
+        raise TypeError(f"model_type must be a string, got {name!r}")
     model = MODEL_TYPES.get(name) if name is not None else ModelType()
     if model is None:
         _check_unknown(name, config, is_neox_style)
@@ -169,6 +174,8 @@ def _rotary_dim(
     if width is not None:
         check_int("rotary_dim", width, minimum=1)
     if share is None:
+        if width is None and is_null(config, "rotary_dim"):
+            return head_dim  # GPT-J says so.
         if width is None:
             width = model.rotary_dim
         return int(head_dim * model.partial_rotary_factor) if width is None else width

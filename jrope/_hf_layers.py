@@ -1,5 +1,7 @@
 """Reads a Hugging Face config.json layer by layer: which have RoPE, and which one."""
 
+from typing import Any
+
 from jrope._config import RopeConfig
 from jrope._hf import config_from_hf, read
 from jrope._hf_rope import (
@@ -7,6 +9,7 @@ from jrope._hf_rope import (
     as_mapping,
     is_nested,
     layer_rules,
+    layer_types_of,
     required,
     rope_dict,
     text_config,
@@ -16,6 +19,10 @@ from jrope._model_types import ModelType
 from jrope._temperature import QueryTemperature
 
 _LAYERS_KEYS = ("num_hidden_layers", "n_layer")
+# Beyond any model: a number that is wrong rather than large.
+_MAX_LAYERS = 65536
+# Layers without queries and keys (Qwen3-Next, LFM2, Granite 4, ...).
+_NOT_ATTENTION = frozenset({"conv", "linear_attention", "mamba", "recurrent"})
 
 
 def layers_from_hf(
@@ -87,8 +94,8 @@ def query_temperatures_from_hf(hf_config: object) -> list[QueryTemperature | Non
         elif not has_rope and _tunes_temperature(config):
             found.append(
                 QueryTemperature(
-                    scale=config.get("attn_scale", 0.1),
-                    length=config.get("floor_scale", 8192),
+                    scale=_value(config, "attn_scale", 0.1),
+                    length=_value(config, "floor_scale", 8192),
                     shift=1,
                 )
             )
@@ -100,17 +107,18 @@ def query_temperatures_from_hf(hf_config: object) -> list[QueryTemperature | Non
 def _tunes_temperature(config: Config) -> bool:
     default = config.get("model_type") == "llama4_text"
     tunes = config.get("attn_temperature_tuning")
-    # Some Llama 4 configs say 4 for true.
+    if not isinstance(tunes, int | None):  # Some Llama 4 configs say 4 for true.
+        raise TypeError(f"attn_temperature_tuning must be a bool, got {tunes!r}")
     return default if tunes is None else bool(tunes)
 
 
 def _layers(config: Config, model: ModelType) -> list[tuple[str | None, bool]]:
     """Of each layer: the type that its RoPE goes by, and whether it has one."""
     count = required(config, _LAYERS_KEYS)
-    check_int("num_hidden_layers", count, minimum=1)
-    flags = config.get("no_rope_layers") or None
+    check_int("num_hidden_layers", count, minimum=1, maximum=_MAX_LAYERS)
+    flags = _flags(config)
     if flags is None and model.no_rope_interval is not None:
-        interval = config.get("no_rope_layer_interval") or model.no_rope_interval
+        interval = _value(config, "no_rope_layer_interval", model.no_rope_interval)
         check_int("no_rope_layer_interval", interval, minimum=1)
         flags = [(i + 1) % interval != 0 for i in range(count)]
     types = _layer_types(config, model, count)
@@ -124,15 +132,37 @@ def _layers(config: Config, model: ModelType) -> list[tuple[str | None, bool]]:
     return [
         (
             types[i] if types is not None and differ else None,
-            flags is None or bool(flags[i]),  # 1 means that rotary embedding is on.
+            (flags is None or flags[i]) and (types is None or _attends(types[i])),
         )
         for i in range(count)
     ]
 
 
+def _flags(config: Config) -> list[bool] | None:
+    """`no_rope_layers`, where 1 means that rotary embedding is on."""
+    flags = config.get("no_rope_layers")
+    if flags is None or flags == []:
+        return None
+    if not isinstance(flags, list | tuple) or not all(f in (0, 1) for f in flags):
+        raise TypeError(f"no_rope_layers must be a list of 0 and 1, got {flags!r}")
+    return [bool(flag) for flag in flags]
+
+
+def _attends(layer_type: str) -> bool:
+    """Whether layers of a type have queries and keys to rotate."""
+    return layer_type not in _NOT_ATTENTION
+
+
+def _value(config: Config, key: str, default: Any) -> Any:
+    """A value, or its default where it is absent or null."""
+    value = config.get(key)
+    return default if value is None else value
+
+
 def _layer_types(config: Config, model: ModelType, count: int) -> list[str] | None:
-    if config.get("layer_types") is not None:
-        return list(config["layer_types"])
+    types = layer_types_of(config)
+    if types is not None:
+        return types
     pattern = model.layer_pattern
     if pattern is None:
         if layer_rules(config, model) or is_nested(config):
@@ -140,7 +170,7 @@ def _layer_types(config: Config, model: ModelType, count: int) -> list[str] | No
                 "config.json must have 'layer_types', since this model's layers differ"
             )
         return None
-    period = config.get(pattern.key) or pattern.period
+    period = _value(config, pattern.key, pattern.period)
     check_int(pattern.key, period, minimum=1)
     return [
         "sliding_attention" if (i + pattern.phase) % period else "full_attention"

@@ -19,6 +19,7 @@ Config = Mapping[str, Any]
 # Where a multimodal config keeps its text model's.
 _TEXT_CONFIGS = ("thinker_config", "text_config", "llm_config", "language_config")
 THETA_KEYS = ("rope_theta", "rotary_emb_base")
+_ROPE_NAMES = ("rope_parameters", "rope_scaling")
 
 
 def as_mapping(hf_config: object) -> Config:
@@ -32,29 +33,50 @@ def as_mapping(hf_config: object) -> Config:
             f"hf_config must be a mapping (a parsed config.json), a path, or a "
             f"transformers config object, got {type(hf_config).__name__}"
         )
-    return to_dict()
+    made = to_dict()
+    if not isinstance(made, Mapping):
+        raise TypeError(f"to_dict() of hf_config must give a mapping, got {made!r}")
+    return made
 
 
 def _load(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
 
 
 def text_config(config: Config) -> Config:
+    """The keys of the text model, which a multimodal config nests."""
     for key in _TEXT_CONFIGS:
         inner = config.get(key)
         if isinstance(inner, Mapping):
+            _check_outer(config, inner, key)
             return text_config(inner)
     return config
+
+
+def _check_outer(config: Config, inner: Config, name: str) -> None:
+    """Raises if a rope key beside the text model's config is not in it as well."""
+    for key in (*_ROPE_NAMES, *THETA_KEYS):
+        outer = config.get(key)
+        if (
+            outer is not None
+            and inner.get(key, outer) != outer
+            or (outer and key not in inner and name == "text_config")
+        ):
+            raise ValueError(
+                f"{key} must stand in {name}, which is what is read, got {outer!r} "
+                f"beside it"
+            )
 
 
 def agreed(found: Mapping[str, Any], what: str) -> Any:
     """The one value among spellings of the same thing; None where none is given."""
     given = {key: value for key, value in found.items() if value is not None}
     values = list(given.values())
-    if any(value != values[0] for value in values):
+    # NaN differs from itself; what it is for refuses it by name.
+    if any(value != values[0] and value == value for value in values):
         raise ValueError(f"config.json gives {what} twice, and differently: {given}")
     return values[0] if values else None
 
@@ -72,7 +94,27 @@ def required(config: Config, keys: tuple[str, ...]) -> Any:
     return value
 
 
-def _is_null(config: Config, key: str | None) -> bool:
+def _has_rope(config: Config, model: ModelType) -> bool:
+    """Whether the model has rotary embedding, as far as one switch says."""
+    if model.rope_switch is None:
+        return model.has_rope
+    key, value = model.rope_switch
+    return config.get(key, model.switch_default) == value
+
+
+def layer_types_of(config: Config) -> list[str] | None:
+    """The types of all layers, where the config names them."""
+    types = config.get("layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list | tuple) or not all(
+        isinstance(kind, str) for kind in types
+    ):
+        raise TypeError(f"layer_types must be a list of strings, got {types!r}")
+    return list(types)
+
+
+def is_null(config: Config, key: str | None) -> bool:
     """Whether a key is there and null, which is not the same as absent."""
     return key is not None and key in config and config[key] is None
 
@@ -81,6 +123,8 @@ def rope_dict(
     config: Config, model: ModelType, layer_type: str | None
 ) -> dict[str, Any] | None:
     """The rope dict of these layers, its base filled in; None where they have none."""
+    if not _has_rope(config, model):
+        return None
     outer = _outer_rope(config)
     rules = layer_rules(config, model)
     name = model.layer_aliases.get(layer_type or "", layer_type)
@@ -90,7 +134,7 @@ def rope_dict(
             return None
         return _with_theta(config, model, rules.get(name or "", LayerRule()), entry)
     rule = _rule(config, rules, layer_type, name)
-    if not rule.has_rope and not _is_null(config, rule.rope_if_null):
+    if not rule.has_rope and not is_null(config, rule.rope_if_null):
         return None
     kept = outer if rule.scaled else {"rope_theta": outer.get("rope_theta")}
     return _with_theta(config, model, rule, kept)
@@ -98,15 +142,14 @@ def rope_dict(
 
 def _outer_rope(config: Config) -> Config:
     """The rope dict as it stands in the config, under either name."""
-    names = ("rope_parameters", "rope_scaling")
-    outer = agreed({key: config.get(key) or None for key in names}, "rope_parameters")
-    if outer is None:
-        return {}
-    if not isinstance(outer, Mapping):
-        raise TypeError(
-            f"rope_parameters (or rope_scaling) must be a mapping, got {outer!r}"
-        )
-    return outer
+    for key in _ROPE_NAMES:
+        outer = config.get(key)
+        if outer is not None and not isinstance(outer, Mapping):
+            raise TypeError(f"{key} must be a mapping, got {outer!r}")
+    outer = agreed(
+        {key: config.get(key) or None for key in _ROPE_NAMES}, "rope_parameters"
+    )
+    return {} if outer is None else outer
 
 
 def is_nested(config: Config) -> bool:
@@ -151,7 +194,7 @@ def _rule(
     if name is not None and name in rules:
         return rules[name]
     # What a model whose layers are all alike calls them.
-    alike = config.get("layer_types") or ("full_attention",)
+    alike = layer_types_of(config) or ["full_attention"]
     if not rules and layer_type in alike:
         return LayerRule()
     if rules:

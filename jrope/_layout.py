@@ -1,17 +1,26 @@
 """Where in a head the rotation acts, and which position drives which frequency."""
 
 import dataclasses
-from numbers import Integral
 
 import numpy as np
 
+# Beyond any model: a number that is wrong rather than large.
+_MAX_HEAD_DIM = 65536
 
-def check_int(name: str, value: object, *, minimum: int) -> None:
-    """Raises unless `value` is an integer (bool is not one) of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
+
+def check_int(
+    name: str, value: object, *, minimum: int, maximum: int | None = None
+) -> None:
+    """Raises unless `value` is an int between the bounds.
+
+    Neither bool nor NumPy's integers are one: the latter overflow in silence.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {value!r}")
-    if int(value) < minimum:
+    if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
+    if maximum is not None and value > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +50,7 @@ class RotaryLayout:
 
     def __post_init__(self) -> None:
         """Checks that the widths fit into the head."""
-        check_int("head_dim", self.head_dim, minimum=2)
+        check_int("head_dim", self.head_dim, minimum=2, maximum=_MAX_HEAD_DIM)
         check_int("rotary_dim", self.rotary_dim, minimum=2)
         check_int("rotary_offset", self.rotary_offset, minimum=0)
         if not isinstance(self.is_neox_style, bool):
@@ -72,7 +81,7 @@ class RotaryLayout:
                 f"{self.rotary_dim}, got {len(axes)}"
             )
         for axis in axes:
-            check_int("every entry of axis_of_frequency", axis, minimum=0)
+            check_int("an entry of axis_of_frequency", axis, minimum=0, maximum=15)
 
     @property
     def position_axes(self) -> int | None:

@@ -67,6 +67,10 @@ class ModelType:
       layer_pattern: which layers are of which type, where no `layer_types` says so.
       no_rope_interval: every so many layers one has no rotary embedding.
       outer_length_wins: whether the top level's original length beats the rope dict's.
+      rope_switch: (key, value): rotary embedding only where the top-level key has the
+        value; a key that is absent has `switch_default`.
+      switch_default: see above.
+      has_rope: whether the model has rotary embedding at all.
       defaults: top-level keys of a config that has none of them.
     """
 
@@ -84,6 +88,9 @@ class ModelType:
     layer_pattern: LayerPattern | None = None
     no_rope_interval: int | None = None
     outer_length_wins: bool = False
+    rope_switch: tuple[str, Any] | None = None
+    switch_default: Any = None
+    has_rope: bool = True
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -135,13 +142,13 @@ _ROWS: dict[str, ModelType] = {
     **_plain(
         10000.0,
         *("afmoe", "arcee", "aria_text", "chameleon", "dbrx", "deepseek_ocr2_text"),
-        *("diffllama", "doge", "dots1", "esm", "eurobert", "falcon", "falcon_h1"),
-        *("gemma", "gemma2", "granite", "granitemoe", "granitemoehybrid"),
+        *("diffllama", "doge", "dots1", "eurobert", "falcon_h1"),
+        *("gemma", "gemma2", "granite", "granitemoe"),
         *("granitemoeshared", "hunyuan_v1_dense", "hunyuan_v1_moe", "hyperclovax"),
-        *("idefics", "jais2", "jamba", "jetmoe", "llama", "ministral"),
+        *("idefics", "jais2", "jetmoe", "llama", "ministral"),
         *("mistral", "moshi", "nanochat", "olmo", "olmo2"),
         *("olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss"),
-        *("starcoder2", "vaultgemma", "zamba2"),
+        *("starcoder2", "vaultgemma"),
     ),
     **_plain(150000.0, "gpt_oss"),
     **_plain(500000.0, "bitnet", "csm", "flex_olmo", "mllama_text_model"),
@@ -190,10 +197,14 @@ _ROWS: dict[str, ModelType] = {
     ),
     "ernie4_5": ModelType(is_neox_style=False, rope_theta=500000.0),
     "ernie4_5_moe": ModelType(is_neox_style=False, rope_theta=500000.0),
+    "esm": ModelType(
+        rope_switch=("position_embedding_type", "rotary"), switch_default="absolute"
+    ),
     "exaone4": ModelType(
         layer_rules=_HYBRID_SLIDING_ONLY,
         layer_pattern=LayerPattern(key="sliding_window_pattern", period=4),
     ),
+    "falcon": ModelType(rope_switch=("alibi", False), switch_default=False),
     "gemma3_text": _GEMMA3,
     "gemma3n_text": dataclasses.replace(
         _GEMMA3, layer_pattern=LayerPattern(key="sliding_window_pattern", period=5)
@@ -206,10 +217,12 @@ _ROWS: dict[str, ModelType] = {
     "gpt_neox": _QUARTER,
     "gpt_neox_japanese": ModelType(),
     "gptj": _GPTJ,
+    "granitemoehybrid": ModelType(rope_switch=("position_embedding_type", "rope")),
     "helium": ModelType(is_neox_style=False, rope_theta=100000.0),
     "llama4_text": ModelType(
         is_neox_style=False, rope_theta=500000.0, no_rope_interval=4
     ),
+    "jamba": ModelType(has_rope=False),
     # DeepSeek-V3's code under a name of its own.
     "kimi_k2": dataclasses.replace(_DEEPSEEK, rope_theta=50000.0),
     "longcat_flash": dataclasses.replace(_DEEPSEEK, rope_theta=10000000.0),
@@ -262,6 +275,7 @@ _ROWS: dict[str, ModelType] = {
     "recurrent_gemma": _HALF,
     "smollm3": ModelType(rope_theta=2000000.0, no_rope_interval=4),
     "stablelm": _QUARTER,
+    "zamba2": ModelType(rope_switch=("use_mem_rope", True), switch_default=False),
 }
 
 # Widths of heads that are not hidden_size / num_attention_heads.

@@ -1,13 +1,16 @@
 """The doors of the device half: checks, then one bind of the primitive."""
 
+import functools
 from typing import overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, check_array, device_positions
@@ -85,11 +88,11 @@ def rotate(
     check_layout(layout)
     _check_rows(cos, sin, layout)
     check_implementation(implementation)
-    if inverse:
-        energy = cos * cos + sin * sin
-        cos, sin = cos / energy, -sin / energy
     given = {"query": query} if key is None else {"query": query, "key": key}
     heads = [_as_heads(name, x, cos, layout) for name, x in given.items()]
+    if inverse:
+        wide = any(x.dtype == jnp.float64 for x in heads)
+        cos, sin = _inverse_rows(cos, sin, jnp.float64 if wide else jnp.float32)
     turned = bind_rope(
         heads,
         cos,
@@ -208,23 +211,36 @@ def rerope(
       TypeError, ValueError: as `lookup` and `rotate` do.
     """
     kind = as_table(table)
-    rows = kind.max_position_embeddings
-    signed = device_positions(shifts, rows=rows, out_of_range="nan")
-    cos, sin = lookup(kind, jnp.abs(signed), layout=layout)
-    amplitude = jnp.sqrt(cos * cos + sin * sin)
-    direction = jnp.where(signed < 0, jnp.float32(-1), jnp.float32(1))[..., None]
-    cos, sin = cos / amplitude, direction * sin / amplitude
+    if layout.position_axes is not None:
+        raise ValueError("rerope moves along one axis; this layout has several")
+    if not isinstance(shifts, jax.Array):
+        far = np.abs(np.asarray(shifts, np.int64))
+        device_positions(far, rows=kind.max_position_embeddings, name="shifts")
+    signed = device_positions(shifts, name="shifts")
+    # -2^31 has no positive counterpart.
+    distance = jnp.abs(jnp.maximum(signed, jnp.int32(-(2**31) + 1)))
+    cos, sin = lookup(kind, distance, layout=layout)
+    cos, sin = _unit_rows(cos, sin, signed)
     moved, _ = rotate(key, None, cos, sin, layout=layout, implementation=implementation)
     return moved
 
 
+@jax.jit
+def _unit_rows(cos: Array, sin: Array, signed: Array) -> tuple[Array, Array]:
+    """Rows of amplitude 1, turning back where the shift is negative."""
+    cos, sin = lax.optimization_barrier((cos, sin))  # As in `_inverse_rows`.
+    amplitude = jnp.sqrt(cos * cos + sin * sin)
+    direction = jnp.where(signed < 0, jnp.float32(-1), jnp.float32(1))[..., None]
+    return lax.optimization_barrier((cos / amplitude, direction * sin / amplitude))
+
+
 def query_temperature(
-    positions: Int32[Array, "..."], temperature: QueryTemperature
+    positions: ArrayLike, temperature: QueryTemperature
 ) -> Float32[Array, "..."]:
     """What queries at these positions are multiplied by, before the dot product.
 
     Args:
-      positions: int32 [*B, T].
+      positions: int32 [*B, T]; other integers as `lookup` takes them.
       temperature: from `query_temperatures_from_hf`.
 
     Returns:
@@ -234,7 +250,15 @@ def query_temperature(
     ...     length=8192)).round(4).tolist()
     [1.0, 1.0, 1.0692999362945557]
     """
-    steps = (positions + jnp.int32(temperature.shift)) // jnp.int32(temperature.length)
+    return _temperature(device_positions(positions), temperature)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _temperature(positions: Array, temperature: QueryTemperature) -> Array:
+    """In two divisions, since a position plus the shift can exceed int32."""
+    length = jnp.int32(temperature.length)
+    inside = positions % length + jnp.int32(temperature.shift)
+    steps = positions // length + inside // length
     growth = jnp.log1p(jnp.maximum(steps, jnp.int32(0)).astype(jnp.float32))
     return jnp.float32(1) + jnp.float32(temperature.scale) * growth
 
@@ -254,12 +278,26 @@ def device_table(
         )
     if kind not in TABLE_KINDS:
         raise ValueError(f"table must be one of {sorted(TABLE_KINDS)}, got {kind!r}")
-    compute = TABLE_KINDS[kind].compute
+    compute, rows = TABLE_KINDS[kind].compute, TABLE_KINDS[kind].array_rows(config)
     if not isinstance(jnp.zeros(()), Tracer):
         return jnp.asarray(compute(config))
-    rows = TABLE_KINDS[kind].array_rows(config)
     shape = jax.ShapeDtypeStruct((rows, config.layout.rotary_dim), jnp.float32)
     return jax.pure_callback(lambda: compute(config), shape)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _inverse_rows(cos: Array, sin: Array, dtype: type) -> tuple[Array, Array]:
+    """Rows that undo these: the sine negated, both divided by cos^2 + sin^2.
+
+    Divided by the larger of the two first, whose square could leave the type's range.
+    The barriers keep this arithmetic a program of its own, with the same bits in every
+    other, and keep XLA from multiplying the two divisors.
+    """
+    c, s = lax.optimization_barrier((cos.astype(dtype), sin.astype(dtype)))
+    size = jnp.maximum(jnp.abs(c), jnp.abs(s))
+    c, s, size = lax.optimization_barrier((c / size, s / size, size))
+    energy = (c * c + s * s) * size
+    return lax.optimization_barrier((c / energy, -s / energy))
 
 
 def check_implementation(implementation: str | None) -> None:
@@ -303,6 +341,12 @@ def _as_heads(name: str, x: Array, cos: Array, layout: RotaryLayout) -> Array:
                 f"have one axis more than positions, whose shape is {leading}"
             )
         heads = x.shape[-1] // layout.head_dim
+        if name == "query" and heads == 1 and leading != x.shape[:-1]:
+            raise ValueError(
+                f"query must be [*B, T, N, H] or, flattened, have the leading axes of "
+                f"positions, which are {leading}, got shape {x.shape}: with one head "
+                f"and a shared axis the two cannot be told apart"
+            )
         x = x.reshape(*x.shape[:-1], heads, layout.head_dim)
     if x.ndim != cos.ndim + 1:
         raise ValueError(

@@ -62,17 +62,29 @@ def bind_rope(
     jax.jit, static_argnames=("is_neox_style", "rotary_offset", "implementation")
 )
 def _eager(*operands: Array, **params: Any) -> list[Array]:
-    """Eager calls run the jitted program: the same bits, and the arrays' own device."""
     return rope_p.bind(*operands, **params)
 
 
-rope_p.def_impl(_eager)
+@rope_p.def_impl
+def _impl(*operands: Array, **params: Any) -> list[Array]:
+    """Eager calls run the jitted program: the same bits, and the arrays' own device.
+
+    Where jit is disabled, to look into a program, they run the definition.
+    """
+    if not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        return _eager(*operands, **params)
+    *xs, cos, sin = operands
+    style = {key: params[key] for key in ("is_neox_style", "rotary_offset")}
+    return [rotate_one(x, cos, sin, **style) for x in xs]
 
 
 @rope_p.def_abstract_eval
 def _abstract_eval(*operands: Any, **params: Any) -> list[Any]:
     """Each result has its operand's shape, dtype, sharding and varying axes."""
     del params
+    cos, sin = operands[-2:]
+    if cos.shape != sin.shape:
+        raise ValueError(f"rope_p's rows must be alike, got {cos.shape}, {sin.shape}")
     return list(operands[:-2])
 
 
@@ -199,7 +211,10 @@ def _batch(
         jnp.broadcast_to(x, (size, *x.shape[1:])) if x.shape[0] != size else x
         for x in stacked
     ]
-    turned = rope_p.bind(*stacked, front(cos, cos_dim), front(sin, sin_dim), **params)
+    rows = front(cos, cos_dim), front(sin, sin_dim)
+    if rows_mapped:
+        rows = [jnp.broadcast_to(row, (size, *row.shape[1:])) for row in rows]
+    turned = rope_p.bind(*stacked, *rows, **params)
     for i, out in zip(moved, turned, strict=True):
         outs[i], out_dims[i] = out, 0
     if still:

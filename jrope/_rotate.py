@@ -16,8 +16,6 @@ from jrope._gather import (
 from jrope._kinds import Table, as_table
 from jrope._layout import RotaryLayout
 
-_NO_LIMIT = 2**31
-
 
 def lookup(
     table: Float32[Array, "P R"] | Table,
@@ -68,7 +66,7 @@ def lookup(
     _check_positions(indices, layout)
     offset = None
     if row_offset is not None:
-        offset = device_positions(row_offset, rows=_NO_LIMIT, out_of_range=out_of_range)
+        offset = device_positions(row_offset, name="row_offset")
 
     def read(indices: Array) -> Array:
         indices = jnp.maximum(indices, jnp.int32(0))

@@ -32,10 +32,7 @@ def compute_cos_sin_cache(config: RopeConfig) -> np.ndarray:
     >>> compute_cos_sin_cache(config).round(4).tolist()
     [[1.0, 0.0], [0.5403000116348267, 0.8414999842643738]]
     """
-    if config.dual_chunk is not None:
-        raise ValueError(
-            "a config with dual_chunk has no flat table; use jrope.DualChunkTable"
-        )
+    check_flat(config)
     positions = np.arange(config.max_position_embeddings)
     table = rows_at(config, positions, config.frequencies.attention_factor)
     table[config.longest_request :] = np.nan
@@ -55,13 +52,7 @@ def compute_two_level_cache(config: RopeConfig) -> np.ndarray:
     Raises:
       ValueError: if the config asks for float32 angles, which do not add up.
     """
-    if config.angle_dtype != "float64":
-        raise ValueError(
-            f"a two-level table must have angle_dtype='float64', got "
-            f"{config.angle_dtype!r}: float32 angles are not sums of two others"
-        )
-    if config.dual_chunk is not None:
-        raise ValueError("a config with dual_chunk has no two-level table")
+    check_two_level(config)
     coarse = np.arange(0, config.max_position_embeddings, FINE_ROWS)
     fine = np.arange(FINE_ROWS)
     factor = config.frequencies.attention_factor
@@ -89,6 +80,25 @@ def compute_dual_chunk_cache(config: RopeConfig) -> np.ndarray:
     positions = (inside, np.minimum(after, chunk), after, inside + chunk)
     factor = config.frequencies.attention_factor
     return rows_at(config, np.concatenate(positions), factor)
+
+
+def check_flat(config: RopeConfig) -> None:
+    """Raises unless the config has a flat table."""
+    if config.dual_chunk is not None:
+        raise ValueError(
+            "a config with dual_chunk has no flat table; use jrope.DualChunkTable"
+        )
+
+
+def check_two_level(config: RopeConfig) -> None:
+    """Raises unless the config has a two-level table."""
+    if config.angle_dtype != "float64":
+        raise ValueError(
+            f"a two-level table must have angle_dtype='float64', got "
+            f"{config.angle_dtype!r}: float32 angles are not sums of two others"
+        )
+    if config.dual_chunk is not None:
+        raise ValueError("a config with dual_chunk has no two-level table")
 
 
 def rows_at(config: RopeConfig, positions: np.ndarray, amplitude: float) -> np.ndarray:

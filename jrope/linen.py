@@ -7,7 +7,7 @@ from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, check_out_of_range
-from jrope._kinds import TABLE_KINDS, TableName
+from jrope._kinds import TableName, wrap_table
 from jrope._ops import check_implementation, device_table
 from jrope._rotate import lookup
 from jrope._shell import RotaryMethods
@@ -64,7 +64,7 @@ class RotaryEmbedding(RotaryMethods, nn.Module):
         # initialises.
         array = jnp.asarray(self.cos_sin_cache.value)
         return lookup(
-            TABLE_KINDS[self.table].wrap(self.config, array),
+            wrap_table(self.config, array, self.table),
             positions,
             layout=self.config.layout,
             out_of_range=self.out_of_range,

@@ -1,13 +1,17 @@
 """The flax.nnx shell: a module that holds one table and rotates with it."""
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, check_out_of_range
-from jrope._kinds import TABLE_KINDS, TableName
+from jrope._kinds import TableName, wrap_table
 from jrope._ops import check_implementation, device_table
 from jrope._rotate import lookup
 from jrope._shell import RotaryMethods
@@ -78,7 +82,7 @@ class RotaryEmbedding(RotaryMethods, nnx.Module):
                 "jrope.nnx.fill_tables(model) after eval_shape and the restore"
             )
         return lookup(
-            TABLE_KINDS[self.table].wrap(self.config, array),
+            wrap_table(self.config, array, self.table),
             positions,
             layout=self.config.layout,
             out_of_range=self.out_of_range,
@@ -105,14 +109,21 @@ def fill_tables(model: nnx.Module) -> None:
         held = module.cos_sin_cache.get_value()
         if key not in made:
             made[key] = device_table(*key)
-        table = made[key]
+        # Of its own: one buffer in two variables could not be donated.
+        table = jnp.array(made[key], copy=True)
         if held.shape != table.shape:
             raise ValueError(
                 f"the cos/sin table must have shape {table.shape}, got {held.shape}; "
                 f"was it stacked by nnx.vmap? Use "
                 f"nnx.StateAxes({{RotaryCache: None, ...: 0}})"
             )
-        sharding = getattr(held, "sharding", None)
-        if sharding is not None:
-            table = jax.device_put(table, sharding)
-        module.cos_sin_cache.set_value(table)
+        module.cos_sin_cache.set_value(_placed_as(held, table))
+
+
+def _placed_as(held: Any, table: Array) -> Array:
+    """The table, sharded as the value that it replaces, abstract or not."""
+    sharding = getattr(held, "sharding", None)
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
+        mesh = jax.sharding.get_mesh()
+        sharding = None if mesh.empty else NamedSharding(mesh, sharding.spec)
+    return table if sharding is None else jax.device_put(table, sharding)

@@ -288,7 +288,11 @@ def test_fope_keeps_the_frequencies_that_turn_once():
     table = FopeTable.from_config(CONFIG, eye, eye)
     assert table.cos_sin_cache.shape == (64, 2 * turning)
     with pytest.raises(ValueError, match=rf"n = {turning} kept frequencies, got shape"):
+        FopeTable.from_config(CONFIG, eye[:, :1, :1], eye[:, :1, :1])
+    with pytest.raises(ValueError, match="must have equal shapes, got"):
         FopeTable.from_config(CONFIG, eye[:, :1, :1], eye)
+    with pytest.raises(ValueError, match="num_inv_freq must be at most .* 4, got 5"):
+        FopeTable.from_config(CONFIG, eye, eye, num_inv_freq=5)
     with pytest.raises(ValueError, match="multiple of FoPE's 2 key heads, got 3"):
         FopeTable.from_config(
             CONFIG, jnp.tile(eye, (2, 1, 1)), jnp.tile(eye, (2, 1, 1))
@@ -318,4 +322,6 @@ def test_gradients_reach_fopes_coefficients():
 def test_kinds_are_passed_to_jit_as_data(table):
     leaves, tree = jax.tree.flatten(table)
     assert [leaf.dtype for leaf in leaves] == [jnp.float32]
-    assert jax.tree.unflatten(tree, leaves) == dataclasses.replace(table)
+    again = jax.tree.unflatten(tree, leaves)
+    assert type(again) is type(table)
+    assert jax.tree.structure(again) == tree

@@ -9,6 +9,7 @@ from typing import Literal
 
 from jaxtyping import Array
 
+from jrope._config import RopeConfig
 from jrope._gather import check_array
 from jrope._kinds._base import Table
 from jrope._kinds.dual_chunk import ChunkForm, DualChunkTable
@@ -25,6 +26,22 @@ TABLE_KINDS: dict[TableName, type[FlatTable] | type[TwoLevelTable]] = {
     "flat": FlatTable,
     "two_level": TwoLevelTable,
 }
+
+
+def wrap_table(config: RopeConfig, array: Array, kind: TableName) -> Table:
+    """The table of a layer around the array that it holds.
+
+    Raises:
+      ValueError: if the array is not of this config and kind.
+    """
+    shape = (TABLE_KINDS[kind].array_rows(config), config.layout.rotary_dim)
+    if array.shape != shape:
+        raise ValueError(
+            f"the cos/sin table of this config and table={kind!r} must have shape "
+            f"{shape}, got {array.shape}; was it built for another config or kind, or "
+            f"stacked by vmap?"
+        )
+    return TABLE_KINDS[kind].wrap(config, array)
 
 
 def as_table(table: Array | Table) -> Table:
@@ -47,4 +64,5 @@ __all__ = [
     "TwoLevelTable",
     "as_table",
     "stack_tables",
+    "wrap_table",
 ]

@@ -32,7 +32,7 @@ _CHUNK_TABLES = {
 
 
 @pytree("cos_sin_cache")
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DualChunkTable:
     """The rows of dual chunk attention: one form for keys, five for queries.
 

@@ -9,13 +9,11 @@ from jaxtyping import Array, Float32
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, gather_rows
 from jrope._kinds._base import no_offset, pytree
-from jrope._tables import (
-    compute_cos_sin_cache,
-)
+from jrope._tables import check_flat, compute_cos_sin_cache
 
 
 @pytree("cos_sin_cache")
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FlatTable:
     """One row a position: what a bare array [P, R] stands for.
 
@@ -32,7 +30,12 @@ class FlatTable:
 
     @staticmethod
     def array_rows(config: RopeConfig) -> int:
-        """Rows of the array."""
+        """Rows of the array.
+
+        Raises:
+          ValueError: if the config cannot be tabulated so.
+        """
+        check_flat(config)
         return config.max_position_embeddings
 
     @classmethod

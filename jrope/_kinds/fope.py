@@ -17,7 +17,7 @@ from jrope._tables import (
 
 
 @pytree("cos_sin_cache", "cos_coefficients", "sin_coefficients")
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FopeTable:
     """Fourier position embedding: each key head mixes the waves in its own way.
 
@@ -65,6 +65,16 @@ class FopeTable:
         if num_inv_freq is None:
             turning = inv_freq > 2 * np.pi / config.max_position_embeddings
             num_inv_freq = int(np.count_nonzero(turning))
+        if num_inv_freq > len(inv_freq):
+            raise ValueError(
+                f"num_inv_freq must be at most rotary_dim // 2 = {len(inv_freq)}, got "
+                f"{num_inv_freq}"
+            )
+        if cos_coefficients.shape != sin_coefficients.shape:
+            raise ValueError(
+                f"FoPE's coefficients must have equal shapes, got "
+                f"{cos_coefficients.shape} and {sin_coefficients.shape}"
+            )
         wanted = (num_inv_freq, num_inv_freq)
         for coefficients in (cos_coefficients, sin_coefficients):
             if coefficients.ndim != 3 or coefficients.shape[1:] != wanted:

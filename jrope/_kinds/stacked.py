@@ -16,7 +16,7 @@ from jrope._tables import (
 
 
 @pytree("cos_sin_cache")
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StackedTable:
     """Several flat tables in one array; a token's `row_offset` says which is its own.
 

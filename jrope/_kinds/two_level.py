@@ -3,21 +3,20 @@
 import dataclasses
 from typing import Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, gather_rows
 from jrope._kinds._base import no_offset, pytree
-from jrope._tables import (
-    FINE_ROWS,
-    compute_two_level_cache,
-)
+from jrope._tables import FINE_ROWS, check_two_level, compute_two_level_cache
 
 
 @pytree("cos_sin_cache")
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TwoLevelTable:
     """Two small tables whose angles add up: a million positions in about a megabyte.
 
@@ -41,7 +40,12 @@ class TwoLevelTable:
 
     @staticmethod
     def array_rows(config: RopeConfig) -> int:
-        """Rows of the array."""
+        """Rows of the array.
+
+        Raises:
+          ValueError: if the config cannot be tabulated so.
+        """
+        check_two_level(config)
         return -(-config.max_position_embeddings // FINE_ROWS) + FINE_ROWS
 
     @classmethod
@@ -72,8 +76,10 @@ class TwoLevelTable:
         )
 
 
+@jax.jit
 def _turn_rows(one: Array, other: Array) -> Array:
-    """Rows of the sum of two angles."""
+    """Rows of the sum of two angles; jitted, so that eager calls have the same bits."""
+    one, other = lax.optimization_barrier((one, other))
     half = one.shape[-1] // 2
     a, b = one[..., :half], one[..., half:]
     c, d = other[..., :half], other[..., half:]

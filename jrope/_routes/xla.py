@@ -1,6 +1,7 @@
 """The XLA route: plain JAX, for every platform and every case."""
 
 import dataclasses
+from typing import cast
 
 import jax
 from jaxtyping import Array
@@ -37,8 +38,12 @@ class Choice:
             and (self.dtypes is None or x.dtype.name in self.dtypes)
             and self.is_neox_style in (None, rotation.is_neox_style)
             and self.partial in (None, partial)
-            and (self.max_tokens is None or rotation.tokens <= self.max_tokens)
+            and (self.max_tokens is None or self._few(rotation.tokens))
         )
+
+    def _few(self, tokens: int) -> bool:
+        """Whether so many tokens are within the bound; symbolic numbers never are."""
+        return isinstance(tokens, int) and tokens <= cast(int, self.max_tokens)
 
 
 # Few tokens: a step costs its dispatch and loop overheads, not its bytes. The bound

@@ -35,7 +35,7 @@ class Geometry:
         return geometric_inv_freq(theta, self.rotary_dim)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Frequencies:
     """What a scaling makes of a geometry.
 
@@ -149,8 +149,12 @@ def check_number(name: str, value: object, *, above: float = 0.0) -> None:
     """Raises unless `value` is a finite real number greater than `above`."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value) or float(value) <= above:
-        raise ValueError(f"{name} must be finite and above {above:g}, got {value}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or number <= above:
+        raise ValueError(f"{name} must be finite and above {above:g}, got {number}")
 
 
 def check_optional_number(name: str, value: object, *, above: float = 0.0) -> None:

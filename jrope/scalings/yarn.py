@@ -152,6 +152,8 @@ class Yarn(Scaling):
     def frequencies(self, geometry: Geometry) -> Frequencies:
         """The ramp between the kept and the divided series."""
         factor, original = self._lengths(geometry.max_position_embeddings)
+        if geometry.rope_theta == 1:
+            raise ValueError("rope_theta must not be 1 under yarn: its ramp is over ln")
         kept = geometry.series()
         low, high = (
             _index_of_turns(turns, geometry, original)
