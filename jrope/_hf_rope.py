@@ -60,11 +60,7 @@ def _check_outer(config: Config, inner: Config, name: str) -> None:
     """Raises if a rope key beside the text model's config is not in it as well."""
     for key in (*_ROPE_NAMES, *THETA_KEYS):
         outer = config.get(key)
-        if (
-            outer is not None
-            and inner.get(key, outer) != outer
-            or (outer and key not in inner and name == "text_config")
-        ):
+        if outer is not None and inner.get(key) != outer:
             raise ValueError(
                 f"{key} must stand in {name}, which is what is read, got {outer!r} "
                 f"beside it"
@@ -82,10 +78,12 @@ def agreed(found: Mapping[str, Any], what: str) -> Any:
 
 
 def optional(config: Config, keys: tuple[str, ...]) -> Any:
+    """The value of a key or of its aliases, None where it is absent."""
     return agreed({key: config.get(key) for key in keys}, keys[0])
 
 
 def required(config: Config, keys: tuple[str, ...]) -> Any:
+    """The value of a key or of its aliases."""
     value = optional(config, keys)
     if value is None:
         raise ValueError(

@@ -301,6 +301,7 @@ def _inverse_rows(cos: Array, sin: Array, dtype: type) -> tuple[Array, Array]:
 
 
 def check_implementation(implementation: str | None) -> None:
+    """Raises unless it is None or the name of a route of some platform."""
     if implementation is not None and implementation not in route_names():
         raise ValueError(
             f"implementation must be None or one of {route_names()}, got "
