@@ -38,7 +38,7 @@ bench: $(VENV)/.have-bench
 	$(BIN)/python -m benchmarks.bench_forms $(ARGS)
 
 docs: $(VENV)/.have-docs
-	$(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
 
 clean:
 	rm -rf $(VENV) site
