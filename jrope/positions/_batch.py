@@ -1,0 +1,250 @@
+"""The positions of a running batch, in one buffer that is made once."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jrope.positions._errors import PositionError, from_kernel
+from jrope.positions._inputs import as_vector
+from jrope.positions._jit import INTERPRETED, UNMATCHED, compile_for
+from jrope.positions._plan import PositionPlan
+from jrope.positions._spec import PositionSpec
+from jrope.positions._step import (
+    EMPTY,
+    HEAD_ROW,
+    PADDING,
+    PLANNED_ROW,
+    step_batch,
+)
+from jrope.positions._table import COLUMNS
+
+_ALIGNMENT = 64
+
+
+class BatchPositions:
+    """Positions of all running requests, step after step.
+
+    Every request sits in a slot with its plan. `step` takes the slots that run, how
+    many tokens of each are computed already and how many are to be computed now:
+    prefill, a chunk of it, a chunk that reaches past the prompt's end, a prefix hit, a
+    resumed request, drafts to verify and decoding are all the same window. Columns past
+    the step hold padding, -1. Not for several threads at a time.
+
+    Args:
+      spec: of the model; `spec("text")` for plain RoPE, with one axis.
+      max_requests: slots.
+      max_tokens: of one step, drafts not counted.
+      max_position: rows of the table of cos and sin; no position reaches it.
+      headroom: columns more, for draft tokens.
+
+    Raises:
+      ValueError: a size is not positive.
+
+    >>> from jrope.positions import BatchPositions, plan, spec
+    >>> batch = BatchPositions(spec("text"), 4, max_tokens=8, max_position=100)
+    >>> batch.add(0, plan(spec("text"), [5, 6, 7]))
+    >>> batch.add(1, plan(spec("text"), [5, 6]))
+    >>> batch.step([0, 1], computed=[0, 9], scheduled=[3, 1])
+    array([[0, 1, 2, 9]], dtype=int32)
+    """
+
+    def __init__(
+        self,
+        spec: PositionSpec,
+        max_requests: int,
+        max_tokens: int,
+        max_position: int,
+        headroom: int = 0,
+    ) -> None:
+        """Makes the buffer, all of it padding."""
+        sizes = {
+            "max_requests": max_requests,
+            "max_tokens": max_tokens,
+            "max_position": max_position,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        if headroom < 0:
+            raise ValueError(f"headroom must not be negative, got {headroom}")
+        self.spec = spec
+        self.max_position = int(max_position)
+        self.capacity = int(max_tokens) + int(headroom)
+        self.buffer = _aligned((spec.axes, self.capacity), spec.dtype)
+        self.buffer[:] = PADDING
+        self._plans: list[PositionPlan | None] = [None] * max_requests
+        self._state = np.zeros((2, max_requests), np.int32)
+        self._state[PLANNED_ROW] = EMPTY
+        self._shift = np.zeros(
+            max_requests, np.float64 if spec.fractional else np.int32
+        )
+        self._arena = np.zeros((max(2 * max_requests, 16), COLUMNS))
+        self._arena_rows = 0
+        self._columns = 0
+
+    def add(self, slot: int, plan: PositionPlan) -> None:
+        """Puts a request into an empty slot.
+
+        Raises:
+          PositionError: slot (taken, or none such), out_shape (a plan of another kind
+            of family), position_beyond_table.
+        """
+        self._check_slot(slot, empty=True)
+        if plan.spec.shape_code != self.spec.shape_code:
+            raise PositionError(
+                "out_shape",
+                index=slot,
+                expected=f"a plan of {self.spec.family}",
+                got=plan.spec.family,
+            )
+        if plan.max_position >= self.max_position:
+            raise PositionError(
+                "position_beyond_table",
+                index=slot,
+                expected=f"at most {self.max_position - 1}",
+                got=plan.max_position,
+            )
+        self._place(slot, plan)
+        self._plans[slot] = plan
+
+    def remove(self, slot: int) -> None:
+        """Empties a slot.
+
+        Raises:
+          PositionError: slot.
+        """
+        self._check_slot(slot, empty=False)
+        self._plans[slot] = None
+        self._state[PLANNED_ROW, slot] = EMPTY
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchanges two slots, of which either may be empty.
+
+        Raises:
+          PositionError: slot.
+        """
+        for slot in (first, second):
+            self._check_slot(slot)
+        there, back = [first, second], [second, first]
+        self._plans[first], self._plans[second] = (
+            self._plans[second],
+            self._plans[first],
+        )
+        self._state[:, there] = self._state[:, back]
+        self._shift[there] = self._shift[back]
+
+    def step(
+        self, slots: ArrayLike, computed: ArrayLike, scheduled: ArrayLike
+    ) -> np.ndarray:
+        """Fills the buffer for one step.
+
+        Args:
+          slots: int [requests], in the order of the step's tokens.
+          computed: int [requests], tokens of each that are computed already.
+          scheduled: int [requests], tokens of each to compute now; 0 is allowed.
+
+        Returns:
+          A view of the buffer, [A, tokens]: gone with the next step.
+
+        Raises:
+          PositionError: slot, input, capacity, position_beyond_table; the buffer still
+            holds the step before.
+        """
+        try:
+            if INTERPRETED:  # which would take any argument as it is
+                raise TypeError
+            found = step_batch(
+                slots,
+                computed,
+                scheduled,
+                self._state,
+                self._shift,
+                self._arena,
+                self.buffer,
+                self._columns,
+                self.max_position,
+                self.capacity,
+            )
+        except UNMATCHED:
+            found = self._compile_and_step(slots, computed, scheduled)
+        tokens = found[0]
+        if tokens < 0:
+            status, entry, expected, got = found
+            raise from_kernel(status, 0, entry, expected, got, -1)
+        self._columns = tokens
+        return self.buffer[:, :tokens]
+
+    def step_array(self) -> np.ndarray:
+        """The step's positions for a jitted function: always [A, capacity].
+
+        A copy: refilling the buffer while steps are in flight cannot change it. With
+        one axis the shape is [capacity].
+        """
+        return (self.buffer[0] if self.spec.axes == 1 else self.buffer).copy()
+
+    def _compile_and_step(
+        self, slots: ArrayLike, computed: ArrayLike, scheduled: ArrayLike
+    ) -> tuple[int, int, float, float]:
+        arguments = (
+            as_vector("slots", slots),
+            as_vector("computed", computed),
+            as_vector("scheduled", scheduled),
+            self._state,
+            self._shift,
+            self._arena,
+            self.buffer,
+            self._columns,
+            self.max_position,
+            self.capacity,
+        )
+        compile_for(step_batch, *arguments)
+        return step_batch(*arguments)
+
+    def _place(self, slot: int, plan: PositionPlan) -> None:
+        """Writes what the kernel needs of a plan; its table goes into the arena."""
+        table = plan.table
+        if table is None:
+            self._state[:, slot] = 0
+            self._shift[slot] = 0
+            return
+        if self._arena_rows + len(table) > len(self._arena):
+            self._renew_arena(len(table))
+        head = self._arena_rows
+        self._arena[head : head + len(table)] = table
+        self._arena_rows += len(table)
+        self._state[:, slot] = plan.num_planned, head
+        self._shift[slot] = plan.decode_shift
+
+    def _renew_arena(self, more: int) -> None:
+        """Copies all requests' tables to a new arena, twice as large as needed."""
+        live = [
+            (slot, plan.table)
+            for slot, plan in enumerate(self._plans)
+            if plan is not None and plan.table is not None
+        ]
+        rows = sum(len(table) for _, table in live) + more
+        self._arena = np.zeros((max(2 * rows, len(self._arena)), COLUMNS))
+        self._arena_rows = 0
+        for slot, table in live:
+            head = self._arena_rows
+            self._arena[head : head + len(table)] = table
+            self._arena_rows += len(table)
+            self._state[HEAD_ROW, slot] = head
+
+    def _check_slot(self, slot: int, *, empty: bool | None = None) -> None:
+        if not 0 <= slot < len(self._plans):
+            raise PositionError(
+                "slot", index=slot, expected=f"0 to {len(self._plans) - 1}", got=slot
+            )
+        if empty is not None and (self._plans[slot] is None) != empty:
+            expected = "an empty slot" if empty else "a request"
+            raise PositionError(
+                "slot", index=slot, expected=expected, got=repr(self._plans[slot])
+            )
+
+
+def _aligned(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
+    """An array that begins at a multiple of 64 bytes, as devices like to read them."""
+    size = shape[0] * shape[1] * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)

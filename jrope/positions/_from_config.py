@@ -1,0 +1,100 @@
+"""Reads the fields of a spec from a Hugging Face config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jrope.positions._spec import PositionSpec
+
+# Where a field stands in a config: in the top level or in the named part of it, under
+# the first of these keys that is there.
+_KEYS: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "image_token_id": (None, ("image_token_id", "image_token_index", "im_patch_id")),
+    "video_token_id": (None, ("video_token_id", "video_token_index")),
+    "audio_token_id": (None, ("audio_token_id", "audio_token_index")),
+    "vision_start_token_id": (None, ("vision_start_token_id",)),
+    "vision_end_token_id": (None, ("vision_end_token_id",)),
+    "video_start_token_id": (None, ("video_start_token_id",)),
+    "video_end_token_id": (None, ("video_end_token_id",)),
+    "audio_start_token_id": (None, ("audio_start_token_id",)),
+    "audio_end_token_id": (None, ("audio_end_token_id",)),
+    "spatial_merge_size": ("vision_config", ("spatial_merge_size",)),
+    "temporal_merge_size": ("vision_config", ("temporal_merge_size",)),
+}
+_CANVAS = (
+    "image_start_id",
+    "image_end_id",
+    "slice_start_id",
+    "slice_end_id",
+    "newline_id",
+)
+# What the config classes of transformers 5.24.0 take where a file leaves it out; the
+# released files name other values.
+_ABSENT_RATE = {"qwen2_5_vl": 4.0, "qwen2_5_omni": 25.0, "qwen3_omni_moe": 25.0}
+
+
+def fields_from_config(row: PositionSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `row` that a config names.
+
+    Args:
+      row: the family's own row.
+      config: config.json as a dict; an Omni model's thinker_config is found in it.
+
+    Raises:
+      TypeError: the config is not a dict.
+      ValueError: the number of sections fits no form of the family.
+    """
+    if not isinstance(config, Mapping):
+        raise TypeError(
+            f"config must be a dict, got {type(config).__name__}; pass "
+            f"config.to_dict() of a transformers config"
+        )
+    config = config.get("thinker_config") or config
+    found: dict[str, Any] = {
+        name: value for name in _KEYS if (value := _find(config, name)) is not None
+    }
+    if row.time != "frame":
+        found |= _rate(row, config)
+    if row.layout == "ordinal":
+        found |= _axes(config)
+    if row.canvas is not None and all(key in config for key in _CANVAS):
+        found["canvas"] = tuple(int(config[key]) for key in _CANVAS)
+    if row.canvas is not None and config.get("downsample_mode") == "4x":
+        found["spatial_merge_size"] = 2
+    elif row.canvas is not None:
+        found.pop("spatial_merge_size", None)
+    return found
+
+
+def _find(config: Mapping[str, Any], name: str) -> int | None:
+    part, keys = _KEYS[name]
+    place = config.get(part) if part else config
+    if not isinstance(place, Mapping):
+        return None
+    return next((place[key] for key in keys if place.get(key) is not None), None)
+
+
+def _rate(row: PositionSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Positions per second, and the chunk of audio in video that follows from it."""
+    absent = _ABSENT_RATE[row.family]
+    if row.time == "rate_times_seconds":
+        vision = config.get("vision_config") or {}
+        return {"tokens_per_second": float(vision.get("tokens_per_second", absent))}
+    rate = float(config.get("position_id_per_seconds", absent))
+    chunk = int(rate * config.get("seconds_per_chunk", 2))
+    return {"tokens_per_second": rate, "image_rate": rate, "audio_chunk": chunk}
+
+
+def _axes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """XD-RoPE has as many axes as sections: (index, w, h, t), or the last three."""
+    text = config.get("text_config") or config
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    section = scaling.get("xdrope_section") or scaling.get("mrope_section")
+    if section is None:
+        return {}
+    if len(section) not in (3, 4):
+        raise ValueError(
+            f"xdrope_section must have 3 or 4 entries, got {len(section)}: {section}"
+        )
+    if len(section) == 4:
+        return {"axes": 4, "row_t": 3, "row_h": 2, "row_w": 1, "row_index": 0}
+    return {"axes": 3, "row_t": 2, "row_h": 1, "row_w": 0, "row_index": -1}

@@ -1,0 +1,193 @@
+"""A plan: the positions of one request as a few segments, written out on demand."""
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from jrope.positions._errors import PositionError
+from jrope.positions._fill import fill_table, fill_text
+from jrope.positions._jit import INTERPRETED, UNMATCHED, compile_for
+from jrope.positions._spec import PositionSpec
+from jrope.positions._table import PLANNED, ROWS, SHIFT, TOP
+
+_INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
+_FLOATS = (np.dtype(np.float32),)
+
+
+class PositionPlan:
+    """The positions of one request; made by `plan` or `plan_from_spans`.
+
+    Holds a small table of segments, and nothing at all for a request of text only.
+    Immutable, picklable, safe to use from several threads.
+    """
+
+    __slots__ = ("_code", "_table", "num_tokens", "spec")
+
+    def __init__(
+        self, spec: PositionSpec, num_tokens: int, table: np.ndarray | None
+    ) -> None:
+        """Takes a table as the scan left it, None for text."""
+        self.spec = spec
+        self.num_tokens = num_tokens
+        self._table = table
+        self._code = spec.shape_code
+
+    @property
+    def axes(self) -> int:
+        """Rows of the positions, A."""
+        return self.spec.axes
+
+    @property
+    def is_text_only(self) -> bool:
+        """Whether every token's position is its index, on every axis."""
+        return self._table is None
+
+    @property
+    def table(self) -> np.ndarray | None:
+        """float64 [1 + rows, COLUMNS], see _table.py; None for text."""
+        if self._table is None:
+            return None
+        return self._table[: 1 + int(self._table[0, ROWS])]
+
+    @property
+    def delta(self) -> int | float:
+        """`mrope_position_delta`: largest position + 1 - tokens.
+
+        0 where decoding does not follow the prompt: XD-RoPE and GLM-Image.
+        """
+        if self.spec.decodes_images or self.spec.layout == "ordinal":
+            return 0
+        return self.decode_shift
+
+    @property
+    def max_position(self) -> int | float:
+        """The largest position of the tokens that are planned; -1 if there are none."""
+        return self._number(TOP, self.num_tokens - 1)
+
+    @property
+    def num_planned(self) -> int:
+        """Tokens before plain decoding: the prompt and images to be generated."""
+        return int(self._number(PLANNED, self.num_tokens))
+
+    @property
+    def decode_shift(self) -> int | float:
+        """Added to the index of a token past `num_planned` for its position."""
+        return self._number(SHIFT, 0)
+
+    def _number(self, column: int, for_text: int) -> int | float:
+        if self._table is None:
+            return for_text
+        value = float(self._table[0, column])
+        return value if self.spec.fractional else int(value)
+
+    def fill(
+        self,
+        out: np.ndarray,
+        start: int = 0,
+        stop: int | None = None,
+        out_offset: int = 0,
+    ) -> None:
+        """Writes the positions of tokens start to stop into columns of a buffer.
+
+        Tokens past the prompt get the positions that decoding gives them.
+
+        Args:
+          out: [A, capacity] (or [capacity] where A is 1), int32 or int64; float32 for
+            a fractional family. Fastest with contiguous rows.
+          start: first token of the window.
+          stop: the token after its last; None is the end of the prompt.
+          out_offset: column of the first of them.
+
+        Raises:
+          PositionError: out_shape, out_dtype; nothing is written then.
+        """
+        if stop is None:
+            stop = self.num_tokens
+        table = self._table
+        try:
+            if INTERPRETED:
+                out = self._checked(out)
+            if table is None:
+                misfit = fill_text(out, self._code, start, stop, out_offset)
+            else:
+                misfit = fill_table(table, out, self._code, start, stop, out_offset)
+        except UNMATCHED:
+            out = self._checked(out)
+            misfit = self._compile_and_fill(out, int(start), int(stop), int(out_offset))
+        if misfit:
+            raise self._misfit(misfit, out, start, stop, out_offset)
+
+    def positions(
+        self, start: int = 0, stop: int | None = None, dtype: DTypeLike | None = None
+    ) -> np.ndarray:
+        """The positions of tokens start to stop as a new array [A, stop - start].
+
+        Raises:
+          PositionError: as `fill`.
+        """
+        stop = self.num_tokens if stop is None else stop
+        width = max(stop - start, 0)
+        out = np.empty((self.axes, width), self.spec.dtype if dtype is None else dtype)
+        self.fill(out, start, stop)
+        return out
+
+    def _compile_and_fill(self, out: np.ndarray, start: int, stop: int, at: int) -> int:
+        if self._table is None:
+            window = (out, self._code, start, stop, at)
+            compile_for(fill_text, *window)
+            return fill_text(*window)
+        window = (self._table, out, self._code, start, stop, at)
+        compile_for(fill_table, *window)
+        return fill_table(*window)
+
+    def _checked(self, out: np.ndarray) -> np.ndarray:
+        """`out` as [A, columns] of a kind that can hold the positions."""
+        allowed = _FLOATS if self.spec.fractional else _INTEGERS
+        if not isinstance(out, np.ndarray) or out.dtype not in allowed:
+            raise PositionError(
+                "out_dtype",
+                expected=" or ".join(f"a numpy array of {kind}" for kind in allowed),
+                got=getattr(out, "dtype", type(out).__name__),
+            )
+        if not out.flags.writeable:
+            raise PositionError("out_dtype", expected="a writable array", got="not one")
+        if out.ndim == 1 and self.axes == 1:
+            out = out[None]
+        if out.ndim != 2:
+            raise PositionError(
+                "out_shape",
+                expected=f"[{self.axes}, columns]",
+                got=f"shape {list(out.shape)}",
+            )
+        return out
+
+    def _misfit(
+        self, misfit: int, out: np.ndarray, start: int, stop: int, at: int
+    ) -> PositionError:
+        rows, columns = out.shape
+        if misfit == 1:
+            return PositionError(
+                "out_shape", expected=f"{self.axes} rows", got=f"{rows}"
+            )
+        if misfit == 2:
+            return PositionError(
+                "out_shape", expected="0 <= start <= stop", got=f"{start}, {stop}"
+            )
+        if misfit == 3:
+            return PositionError(
+                "out_shape",
+                expected=f"{stop - start} columns from column {at} on",
+                got=f"{columns} columns in all",
+            )
+        return PositionError(
+            "out_dtype",
+            expected="float32" if self.spec.fractional else "int32 or int64",
+            got=out.dtype,
+        )
+
+    def __repr__(self) -> str:
+        """Family, tokens and delta."""
+        rows = 0 if self._table is None else int(self._table[0, ROWS])
+        return (
+            f"PositionPlan({self.spec.family}, num_tokens={self.num_tokens}, "
+            f"delta={self.delta}, segments={rows})"
+        )

@@ -1,0 +1,126 @@
+"""Positions of plain RoPE from what engines keep: indptr, masks, segment ids."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jrope.positions._errors import PositionError
+from jrope.positions._inputs import as_int32, as_vector
+
+PADDING = -1
+
+
+def positions_from_indptr(
+    indptr: ArrayLike, offsets: ArrayLike, *, size: int | None = None
+) -> np.ndarray:
+    """Positions of requests laid end to end: request r counts up from offsets[r].
+
+    Args:
+      indptr: int [requests + 1], where each request's tokens begin, ascending from 0.
+      offsets: int [requests], position of each request's first token.
+      size: length of the result; columns past the tokens hold padding, -1.
+
+    Returns:
+      int32 [tokens], or [size].
+
+    Raises:
+      PositionError: input, if the two do not fit; capacity, if `size` is too small;
+        position_beyond_table, if a position does not fit into int32.
+
+    >>> positions_from_indptr([0, 1, 5, 10], [4, 6, 3]).tolist()
+    [4, 6, 7, 8, 9, 3, 4, 5, 6, 7]
+    """
+    starts, first = _checked_indptr(indptr), as_vector("offsets", offsets)
+    if len(first) != len(starts) - 1:
+        raise PositionError(
+            "input", expected=f"{len(starts) - 1} offsets", got=f"{len(first)}"
+        )
+    tokens = int(starts[-1])
+    if size is not None and size < tokens:
+        raise PositionError("capacity", expected=f"{tokens} columns", got=size)
+    lengths = np.diff(starts)
+    shift = np.repeat(first.astype(np.int64) - starts[:-1], lengths)
+    made = np.arange(tokens) + shift
+    if tokens and made.max() > np.iinfo(np.int32).max:
+        raise PositionError("position_beyond_table", got=int(made.max()))
+    out = np.full(tokens if size is None else size, PADDING, np.int32)
+    out[:tokens] = made
+    return out
+
+
+def offsets_from_positions(indptr: ArrayLike, positions: ArrayLike) -> np.ndarray:
+    """The inverse of `positions_from_indptr`; 0 for a request without tokens.
+
+    Raises:
+      PositionError: input, if a request's positions do not count up one by one.
+
+    >>> offsets_from_positions([0, 1, 5], [4, 6, 7, 8, 9]).tolist()
+    [4, 6]
+    """
+    starts, given = _checked_indptr(indptr), as_vector("positions", positions)
+    if len(given) < starts[-1]:
+        raise PositionError(
+            "input", expected=f"at least {starts[-1]} positions", got=f"{len(given)}"
+        )
+    lengths = np.diff(starts)
+    offsets = np.zeros(len(lengths), np.int32)
+    offsets[lengths > 0] = given[starts[:-1][lengths > 0]]
+    wrong = np.flatnonzero(
+        positions_from_indptr(starts, offsets) != given[: starts[-1]]
+    )
+    if wrong.size:
+        token = int(wrong[0])
+        raise PositionError(
+            "input",
+            index=int(np.searchsorted(starts, token, side="right")) - 1,
+            token=token,
+            expected="one more than the position before",
+            got=int(given[token]),
+        )
+    return offsets
+
+
+def positions_from_mask(mask: ArrayLike) -> np.ndarray:
+    """Positions of padded rows: real tokens count up from 0, the others are -1.
+
+    Args:
+      mask: bool or int [*B, T], nonzero for real tokens.
+
+    Returns:
+      int32 [*B, T].
+
+    >>> positions_from_mask([[0, 0, 1, 1], [1, 1, 1, 0]]).tolist()
+    [[-1, -1, 0, 1], [0, 1, 2, -1]]
+    """
+    real = np.asarray(mask) != 0
+    count = np.cumsum(real, axis=-1, dtype=np.int32) - np.int32(1)
+    return np.where(real, count, np.int32(PADDING))
+
+
+def positions_from_segment_ids(segment_ids: ArrayLike) -> np.ndarray:
+    """Positions of packed rows: every run of one id counts up from 0.
+
+    Args:
+      segment_ids: int [*B, T]; negative ids and, as in packed training data, 0 are
+        padding.
+
+    Returns:
+      int32 [*B, T], -1 for padding.
+
+    >>> positions_from_segment_ids([1, 1, 1, 2, 2, 0]).tolist()
+    [0, 1, 2, 0, 1, -1]
+    """
+    ids = as_int32("segment_ids", segment_ids)
+    index = np.arange(ids.shape[-1], dtype=np.int32)
+    begins = np.ones(ids.shape, bool)
+    begins[..., 1:] = ids[..., 1:] != ids[..., :-1]
+    begin = np.maximum.accumulate(np.where(begins, index, np.int32(0)), axis=-1)
+    return np.where(ids > 0, index - begin, np.int32(PADDING))
+
+
+def _checked_indptr(indptr: ArrayLike) -> np.ndarray:
+    starts = as_vector("indptr", indptr).astype(np.int64)
+    if len(starts) == 0 or starts[0] != 0 or (np.diff(starts) < 0).any():
+        raise PositionError(
+            "input", expected="indptr ascending from 0", got=starts[:8].tolist()
+        )
+    return starts

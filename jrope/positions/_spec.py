@@ -1,0 +1,211 @@
+"""What is fixed for a model: its token ids, sizes and the rule of its positions."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from jrope.positions import _rule as rules
+from jrope.positions._errors import PositionError
+from jrope.positions._rule import NO_TOKEN
+
+# Stand in for the pads of images, videos and audios where types, not ids, tell them.
+TYPED_PADS = (-2, -3, -4)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PositionSpec:
+    """How a family of models lays out positions. Frozen and hashable.
+
+    Make one with `spec`; the fields are what a family's row in `_families.py` sets.
+
+    Args:
+      family: name of the row.
+      axes: rows of the positions, A.
+      image_token_id, video_token_id, audio_token_id: the pads that media stand for; one
+        id may serve images and videos, told apart by video_start and video_end.
+      vision_start_token_id, vision_end_token_id, audio_start_token_id,
+        audio_end_token_id: delimiters, needed for audio in video only.
+      video_start_token_id, video_end_token_id: between these an image id is a frame.
+      spatial_merge_size: patches per token, along rows and along columns.
+      temporal_merge_size: frames of a video's grid per frame of tokens.
+      extra_column: a row of tokens is one longer than the grid's.
+      per_frame: whose frames are grids of their own, each beginning after the other.
+      layout: where a grid begins: at the next text position ("cursor"), in time only
+        ("cursor_in_time"), or at its ordinal among the images ("ordinal").
+      decodes_images: grids past the prompt's images are to be generated.
+      time: the t of a video's frame f: f, or the two orders of float32 products with
+        `tokens_per_second` and the seconds between frames.
+      tokens_per_second: positions per second.
+      default_seconds: where second_per_grid_ts is not given; None: it has to be.
+      image_rate: step between the frames of an image.
+      audio_tokens: from feature frames to tokens.
+      audio_in_video: how a video's two streams share positions.
+      audio_chunk: positions in a chunk of them, for the order of their tokens.
+      fractional: positions are float32, not cut to integers.
+      row_t, row_h, row_w, row_index: rows of time, row, column and token index.
+      hf5_differs: whether `advance="hf5"` means anything.
+      canvas: ids of <image>, </image>, <slice>, </slice> and newline, where pictures
+        are laid out on a canvas.
+    """
+
+    family: str
+    axes: int = 3
+    image_token_id: int = NO_TOKEN
+    video_token_id: int = NO_TOKEN
+    audio_token_id: int = NO_TOKEN
+    vision_start_token_id: int = NO_TOKEN
+    vision_end_token_id: int = NO_TOKEN
+    video_start_token_id: int = NO_TOKEN
+    video_end_token_id: int = NO_TOKEN
+    audio_start_token_id: int = NO_TOKEN
+    audio_end_token_id: int = NO_TOKEN
+    spatial_merge_size: int = 2
+    temporal_merge_size: int = 1
+    extra_column: bool = False
+    per_frame: Literal["none", "video", "all"] = "none"
+    layout: Literal["cursor", "cursor_in_time", "ordinal"] = "cursor"
+    decodes_images: bool = False
+    time: Literal["frame", "rate_times_seconds", "frame_times_seconds"] = "frame"
+    tokens_per_second: float = 1.0
+    default_seconds: float | None = None
+    image_rate: float = 1.0
+    audio_tokens: Literal["none", "two_convolutions", "blocks_of_100"] = "none"
+    audio_in_video: Literal["none", "chunks", "tokens"] = "none"
+    audio_chunk: int = 50
+    fractional: bool = False
+    row_t: int = 0
+    row_h: int = 1
+    row_w: int = 2
+    row_index: int = -1
+    hf5_differs: bool = False
+    canvas: tuple[int, int, int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        """Checks sizes and names where they are made."""
+        for name in ("axes", "spatial_merge_size", "temporal_merge_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(allowed)}, got "
+                    f"{getattr(self, name)!r}"
+                )
+        if not (math.isfinite(self.tokens_per_second) and self.tokens_per_second > 0):
+            raise ValueError(
+                f"tokens_per_second must be positive, got {self.tokens_per_second}"
+            )
+        if max(self.row_t, self.row_h, self.row_w, self.row_index) >= self.axes:
+            raise ValueError(
+                f"rows of t, h, w and index must be below axes={self.axes}"
+            )
+        for name in _IDS:
+            if not NO_TOKEN <= getattr(self, name) < 2**31:
+                raise ValueError(f"{name} must fit into int32")
+
+    @functools.cached_property
+    def rule(self) -> np.ndarray:
+        """The spec as the kernels read it: float64 [SIZE], read-only."""
+        made = np.zeros(rules.SIZE)
+        for place, name in _PLACES.items():
+            made[place] = getattr(self, name)
+        for place, (name, names) in _NAMED_PLACES.items():
+            made[place] = names.index(getattr(self, name))
+        default = self.default_seconds
+        made[rules.DEFAULT_SECONDS] = np.nan if default is None else default
+        if self.audio_in_video == "none":
+            made[rules.VISION_OPENS] = NO_TOKEN
+        made.flags.writeable = False
+        return made
+
+    @functools.cached_property
+    def typed_rule(self) -> np.ndarray:
+        """The rule for ids in which TYPED_PADS, and no delimiters, tell the media."""
+        made = self.rule.copy()
+        places = (rules.IMAGE, rules.VIDEO, rules.AUDIO)
+        for place, pad in zip(places, TYPED_PADS, strict=True):
+            if made[place] != NO_TOKEN:
+                made[place] = pad
+        made[[rules.VIDEO_OPENS, rules.VIDEO_CLOSES]] = NO_TOKEN
+        made.flags.writeable = False
+        return made
+
+    @functools.cached_property
+    def shape_code(self) -> int:
+        """Rows that positions must have, negative where they are fractional."""
+        return -self.axes if self.fractional else self.axes
+
+    @functools.cached_property
+    def dtype(self) -> np.dtype:
+        """What positions are built in unless told otherwise."""
+        return np.dtype(np.float32 if self.fractional else np.int32)
+
+
+_PLACES = {
+    rules.IMAGE: "image_token_id",
+    rules.VIDEO: "video_token_id",
+    rules.AUDIO: "audio_token_id",
+    rules.VIDEO_OPENS: "video_start_token_id",
+    rules.VIDEO_CLOSES: "video_end_token_id",
+    rules.VISION_OPENS: "vision_start_token_id",
+    rules.VISION_CLOSES: "vision_end_token_id",
+    rules.AUDIO_OPENS: "audio_start_token_id",
+    rules.AUDIO_CLOSES: "audio_end_token_id",
+    rules.MERGE: "spatial_merge_size",
+    rules.TEMPORAL_MERGE: "temporal_merge_size",
+    rules.EXTRA_COLUMN: "extra_column",
+    rules.DECODES_IMAGES: "decodes_images",
+    rules.RATE: "tokens_per_second",
+    rules.IMAGE_RATE: "image_rate",
+    rules.FRACTIONAL: "fractional",
+    rules.ROW_T: "row_t",
+    rules.ROW_H: "row_h",
+    rules.ROW_W: "row_w",
+    rules.ROW_INDEX: "row_index",
+}
+_NAMED_PLACES = {
+    rules.PER_FRAME: ("per_frame", rules.FRAME_STYLES),
+    rules.LAYOUT: ("layout", rules.LAYOUTS),
+    rules.TIME: ("time", rules.TIMES),
+    rules.AUDIO_TOKENS: ("audio_tokens", rules.AUDIO_RULES),
+    rules.AUDIO_IN_VIDEO: ("audio_in_video", rules.AV_STYLES),
+}
+_CHOICES = dict(_NAMED_PLACES.values())
+_IDS = tuple(name for name in _PLACES.values() if name.endswith("_token_id"))
+
+
+def spec(
+    family: str, config: Mapping[str, Any] | None = None, **overrides: Any
+) -> PositionSpec:
+    """The positions of a family, with what a model's config says of it.
+
+    Args:
+      family: a name in `FAMILIES` or `ALIASES`, mostly a config's `model_type`.
+      config: a Hugging Face config.json as a dict; ids and sizes are read from it.
+      **overrides: fields of `PositionSpec` that differ, checked like all others.
+
+    Raises:
+      PositionError: unknown_family.
+      TypeError, ValueError: an override is no field, or does not hold.
+
+    >>> spec("qwen2_5_vl").tokens_per_second
+    2.0
+    """
+    from jrope.positions._families import ALIASES, FAMILIES
+    from jrope.positions._from_config import fields_from_config
+
+    name = ALIASES.get(family, family)
+    if name not in FAMILIES:
+        raise PositionError(
+            "unknown_family",
+            expected=f"one of {', '.join(sorted({*FAMILIES, *ALIASES}))}",
+            got=repr(family),
+        )
+    row = FAMILIES[name]
+    read = {} if config is None else fields_from_config(row, config)
+    return dataclasses.replace(row, **{**read, **overrides})

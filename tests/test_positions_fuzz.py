@@ -1,0 +1,101 @@
+"""Random prompts, against positions that plain Python builds token by token."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from positions_oracle import FAMILIES, Prompt, random_prompt
+
+from jrope.positions import BatchPositions, PositionPlan, PositionSpec, plan, spec
+from jrope.positions._jit import INTERPRETED
+
+LAYOUTS = 40 if INTERPRETED else 2000
+
+
+def model_of(family: str) -> PositionSpec:
+    name, _, whole = family.partition(":")
+    return spec(name, fractional=False) if whole else spec(name)
+
+
+def planned(model: PositionSpec, prompt: Prompt, **options) -> PositionPlan:
+    def array(values, dtype, *shape):
+        return np.asarray(values, dtype).reshape(-1, *shape) if values else None
+
+    return plan(
+        model,
+        np.asarray(prompt.ids, np.int32),
+        image_grid_thw=array(prompt.images, np.int32, 3),
+        video_grid_thw=array(prompt.videos, np.int32, 3),
+        second_per_grid_ts=array(prompt.seconds, np.float32),
+        audio_lengths=array(prompt.audio, np.int32),
+        **options,
+    )
+
+
+def expected(model: PositionSpec, prompt: Prompt) -> np.ndarray:
+    rows = np.asarray(prompt.positions, model.dtype).reshape(-1, prompt.axes)
+    return rows.T
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_layouts(family):
+    model = model_of(family)
+    media = 0
+    for seed in range(LAYOUTS):
+        prompt = random_prompt(family, seed)
+        made = planned(model, prompt)
+        want = expected(model, prompt)
+        np.testing.assert_array_equal(made.positions(), want, f"{family} {seed}")
+        if family not in ("hunyuan_vl", "hunyuan_vl_3ax", "glm_image"):
+            assert made.delta == prompt.delta, seed
+        media += len(prompt.images) + len(prompt.videos) + len(prompt.audio)
+        if seed % 8 == 0:
+            by_types = planned(model, prompt, token_types=prompt.kinds)
+            if family != "glm_image":
+                np.testing.assert_array_equal(by_types.positions(), want)
+    assert media > LAYOUTS
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2_5_omni", "glm4v"])
+def test_a_clipped_prompt_has_the_positions_of_its_tokens(family):
+    model = model_of(family)
+    for seed in range(LAYOUTS // 4):
+        prompt = random_prompt(family, seed)
+        want = expected(model, prompt)
+        keep = (7 * seed) % (want.shape[1] + 1)
+        # The delimiters that close a video with its sound share a position only
+        # together; a prompt cut between them is text from there on.
+        prompt.ids, prompt.positions = prompt.ids[:keep], prompt.positions[:keep]
+        made = planned(model, prompt, truncate="clip")
+        np.testing.assert_array_equal(made.positions(), want[:, :keep], str(seed))
+        assert made.delta == prompt.delta
+
+
+STEP = st.tuples(st.integers(0, 5), st.integers(0, 60), st.integers(0, 25))
+
+
+@settings(max_examples=30 if INTERPRETED else 150, deadline=None, database=None)
+@given(st.lists(STEP, max_size=6), st.integers(0, 10_000), st.integers(0, 2))
+def test_random_steps_of_random_batches(rows, seed, which):
+    family = ("qwen2_5_vl", "hunyuan_vl", "qwen3_omni_moe")[which]
+    model = model_of(family)
+    batch = BatchPositions(model, 6, max_tokens=150, max_position=10_000, headroom=8)
+    wholes = []
+    for slot in range(6):
+        prompt = random_prompt(family, seed + slot)
+        made = planned(model, prompt)
+        batch.add(slot, made)
+        prompt_part = expected(model, prompt)
+        tail = np.arange(len(prompt.ids), len(prompt.ids) + 90) + made.delta
+        tail = np.broadcast_to(tail.astype(model.dtype), (prompt.axes, 90))
+        wholes.append(np.concatenate([prompt_part, tail], axis=1))
+    batch.swap(0, 5)
+    wholes[0], wholes[5] = wholes[5], wholes[0]
+    windows = [(slot, computed, count) for slot, computed, count in rows]
+    for chosen in (windows, windows[:2], [(s, c, 1) for s, c, _ in windows]):
+        columns = np.asarray(chosen, np.int32).reshape(-1, 3).T.copy()
+        got = batch.step(*columns)
+        parts = [wholes[s][:, c : c + n] for s, c, n in chosen]
+        want = np.concatenate([np.empty((model.axes, 0), model.dtype), *parts], axis=1)
+        np.testing.assert_array_equal(got, want)
+        assert (batch.buffer[:, want.shape[1] :] == -1).all()
