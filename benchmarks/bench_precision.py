@@ -36,7 +36,8 @@ def main() -> None:
     )
     print("|---|---|---|---|")
     for row in rows:
-        cells = [f"{row[key]:.1e}" for key in ("flat", "two_level", "float32")]
+        errors = [row[key] for key in ("flat", "two_level", "float32")]
+        cells = [f"{error:.1e} ({error * 2**24:.1f})" for error in errors]
         print(f"| {row['length']} | {' | '.join(cells)} |")
 
 

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jrope._axes import mrope_axes
-from jrope._config import DualChunk, RopeConfig
+from jrope._config import DualChunk, Fope, RopeConfig
 from jrope._hf import config_from_hf
 from jrope._hf_layers import layers_from_hf, query_temperatures_from_hf
 from jrope._layout import RotaryLayout
@@ -47,6 +47,7 @@ __all__ = [
     "SCALINGS",
     "DualChunk",
     "DualChunkTable",
+    "Fope",
     "FopeTable",
     "QueryTemperature",
     "RopeConfig",

@@ -37,6 +37,29 @@ class DualChunk:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Fope:
+    """Fourier position embedding's sizes: see `jrope.FopeTable`.
+
+    Args:
+      num_inv_freq: n, the leading frequencies kept; None for those that turn more than
+        once within max_position_embeddings.
+      separate_heads: whether each key head has coefficients of its own.
+    """
+
+    num_inv_freq: int | None = None
+    separate_heads: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the number of frequencies."""
+        if self.num_inv_freq is not None:
+            check_int("num_inv_freq", self.num_inv_freq, minimum=1)
+        if not isinstance(self.separate_heads, bool):
+            raise TypeError(
+                f"fope_sep_head must be a bool, got {self.separate_heads!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeConfig:
     """Everything that decides a model's rotation.
 
@@ -58,6 +81,7 @@ class RopeConfig:
       inv_freq: a checkpoint's own frequencies [R/2], radians per position, in place of
         the scaling's.
       dual_chunk: the sizes of dual chunk attention, whose table has a kind of its own.
+      fope: the sizes of Fourier position embedding, likewise.
 
     Raises:
       TypeError, ValueError: if a value has the wrong type or the sizes do not fit.
@@ -78,6 +102,7 @@ class RopeConfig:
     angle_dtype: AngleDtype = "float64"
     inv_freq: tuple[float, ...] | None = None
     dual_chunk: DualChunk | None = None
+    fope: Fope | None = None
 
     def __post_init__(self) -> None:
         """Checks every field, the layout's by making it."""
@@ -98,6 +123,8 @@ class RopeConfig:
             )
         if not isinstance(self.dual_chunk, DualChunk | None):
             raise TypeError(f"dual_chunk must be a DualChunk, got {self.dual_chunk!r}")
+        if not isinstance(self.fope, Fope | None):
+            raise TypeError(f"fope must be a Fope, got {self.fope!r}")
         self._check_inv_freq(self.layout.rotary_dim // 2)
         self._check_frequencies()
 

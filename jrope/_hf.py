@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrope._axes import mrope_axes
-from jrope._config import DualChunk, RopeConfig
+from jrope._config import DualChunk, Fope, RopeConfig
 from jrope._hf_rope import (
     Config,
     agreed,
@@ -27,14 +27,27 @@ from jrope.scalings import SCALINGS, Scaling, check_number, config_keys
 # Keys of a rope dict that the reader itself uses; all others belong to the scaling.
 _READER_KEYS = frozenset(
     {
+        "fope_init_factor",  # Of training alone.
+        "fope_sep_head",
         "llama_4_scaling_beta",
         "mrope_interleaved",
         "mrope_section",
+        "num_inv_freq",
+        "num_key_value_heads",
+        "num_kv_heads",
         "partial_rotary_factor",
         "rope_theta",
         "rope_type",
         "type",
+        "use_fope",
     }
+)
+_FOPE_KEYS = (
+    "fope_init_factor",
+    "fope_sep_head",
+    "num_inv_freq",
+    "num_key_value_heads",
+    "num_kv_heads",
 )
 _WIDTH_KEYS = ("rotary_dim", "rope_dim")
 _SHARE_KEYS = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
@@ -103,6 +116,7 @@ def config_from_hf(
         is_neox_style=pairing if is_neox_style is None else is_neox_style,
         axis_of_frequency=_axes(rope, rotary_dim),
         dual_chunk=_dual_chunk(config),
+        fope=_fope(rope),
     )
 
 
@@ -279,6 +293,23 @@ def _dual_chunk(config: Config) -> DualChunk | None:
     return DualChunk(
         chunk_size=required(sizes, ("chunk_size",)),
         local_size=required(sizes, ("local_size",)),
+    )
+
+
+def _fope(rope: Config) -> Fope | None:
+    """FoPE's sizes; its keys stand in a rope dict of the default type."""
+    given = [key for key in _FOPE_KEYS if rope.get(key) is not None]
+    used = rope.get("use_fope")
+    if not isinstance(used, bool | None):
+        raise TypeError(f"use_fope must be a bool, got {used!r}")
+    if not used:
+        if given:
+            raise ValueError(f"{given[0]} must come with use_fope = true")
+        return None
+    separate = rope.get("fope_sep_head")
+    return Fope(
+        num_inv_freq=rope.get("num_inv_freq"),
+        separate_heads=True if separate is None else separate,
     )
 
 

@@ -88,6 +88,11 @@ def check_flat(config: RopeConfig) -> None:
         raise ValueError(
             "a config with dual_chunk has no flat table; use jrope.DualChunkTable"
         )
+    if config.fope is not None:
+        raise ValueError(
+            "a config with fope has no flat table: it depends on the checkpoint's "
+            "coefficients; use jrope.FopeTable"
+        )
 
 
 def check_two_level(config: RopeConfig) -> None:
@@ -97,8 +102,8 @@ def check_two_level(config: RopeConfig) -> None:
             f"a two-level table must have angle_dtype='float64', got "
             f"{config.angle_dtype!r}: float32 angles are not sums of two others"
         )
-    if config.dual_chunk is not None:
-        raise ValueError("a config with dual_chunk has no two-level table")
+    if config.dual_chunk is not None or config.fope is not None:
+        raise ValueError("a config with dual_chunk or fope has no two-level table")
 
 
 def rows_at(config: RopeConfig, positions: np.ndarray, amplitude: float) -> np.ndarray:

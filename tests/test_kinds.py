@@ -12,6 +12,7 @@ import pytest
 from jrope import (
     DualChunk,
     DualChunkTable,
+    Fope,
     FopeTable,
     RopeConfig,
     TwoLevelTable,
@@ -222,7 +223,7 @@ def test_dual_chunk_refusals(unchecked):
         table.form("value")
     with pytest.raises(ValueError, match="has no flat table; use jrope.DualChunkTable"):
         compute_cos_sin_cache(CHUNKED)
-    with pytest.raises(ValueError, match="has no two-level table"):
+    with pytest.raises(ValueError, match="dual_chunk or fope has no two-level table"):
         TwoLevelTable.compute(CHUNKED)
     with pytest.raises(ValueError, match="must have dual_chunk for a dual-chunk table"):
         DualChunkTable.from_config(CONFIG)
@@ -254,15 +255,19 @@ def test_dual_chunk_is_read_from_a_config():
         )
 
 
+def fope_config(key_heads, kept):
+    fope = Fope(num_inv_freq=kept, separate_heads=key_heads > 1)
+    return dataclasses.replace(CONFIG, fope=fope)
+
+
 @pytest.mark.parametrize("key_heads", [1, 2])
 def test_fope_mixes_waves_by_key_head(key_heads):
     kept = 3
     cos_mix, sin_mix = RNG.standard_normal((2, key_heads, kept, kept))
     table = FopeTable.from_config(
-        CONFIG,
+        fope_config(key_heads, kept),
         jnp.asarray(cos_mix, jnp.float32),
         jnp.asarray(sin_mix, jnp.float32),
-        num_inv_freq=kept,
     )
     positions = np.arange(10, dtype=np.int32)
     cos, sin = lookup(table, positions, layout=CONFIG.layout)
@@ -285,18 +290,46 @@ def test_fope_mixes_waves_by_key_head(key_heads):
 def test_fope_keeps_the_frequencies_that_turn_once():
     turning = int((CONFIG.frequencies.inv_freq > 2 * np.pi / 64).sum())
     eye = jnp.eye(turning, dtype=jnp.float32)[None]
-    table = FopeTable.from_config(CONFIG, eye, eye)
+    table = FopeTable.from_config(fope_config(1, None), eye, eye)
     assert table.cos_sin_cache.shape == (64, 2 * turning)
-    with pytest.raises(ValueError, match=rf"n = {turning} kept frequencies, got shape"):
-        FopeTable.from_config(CONFIG, eye[:, :1, :1], eye[:, :1, :1])
-    with pytest.raises(ValueError, match="must have equal shapes, got"):
-        FopeTable.from_config(CONFIG, eye[:, :1, :1], eye)
-    with pytest.raises(ValueError, match="num_inv_freq must be at most .* 4, got 5"):
-        FopeTable.from_config(CONFIG, eye, eye, num_inv_freq=5)
+
+
+def test_fope_refusals():
+    eye = jnp.eye(4, dtype=jnp.float32)[None]
+    both = jnp.tile(eye, (2, 1, 1))
+    for config, cos_mix, sin_mix, message in (
+        (CONFIG, eye, eye, "the config must have fope"),
+        (fope_config(1, 3), eye, eye, "n = 3 kept frequencies, got shape"),
+        (fope_config(1, 4), eye, eye[:, :1, :1], "must have equal shapes, got"),
+        (fope_config(1, 5), eye, eye, "num_inv_freq must be at most .* 4, got 5"),
+        (fope_config(1, 4), both, both, "of one head where fope_sep_head is false"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            FopeTable.from_config(config, cos_mix, sin_mix)
     with pytest.raises(ValueError, match="multiple of FoPE's 2 key heads, got 3"):
-        FopeTable.from_config(
-            CONFIG, jnp.tile(eye, (2, 1, 1)), jnp.tile(eye, (2, 1, 1))
-        ).group(jnp.zeros((5, 3, 8), jnp.float32))
+        table = FopeTable.from_config(fope_config(2, 4), both, both)
+        table.group(jnp.zeros((5, 3, 8), jnp.float32))
+    with pytest.raises(ValueError, match="use jrope.FopeTable"):
+        compute_cos_sin_cache(fope_config(1, 4))
+
+
+def test_fope_is_read_from_a_config():
+    rope = {"rope_type": "default", "use_fope": True, "fope_init_factor": 0.1}
+    config = {"head_dim": 8, "rope_theta": 1e4, "max_position_embeddings": 64}
+    made = config_from_hf({**config, "rope_scaling": {**rope, "num_inv_freq": 3}})
+    assert made is not None
+    assert made.fope == Fope(num_inv_freq=3)
+    shared = {**rope, "fope_sep_head": False}
+    made = config_from_hf({**config, "rope_scaling": shared})
+    assert made is not None
+    assert made.fope == Fope(separate_heads=False)
+    off = {"rope_type": "default", "use_fope": False}
+    made = config_from_hf({**config, "rope_scaling": off})
+    assert made is not None and made.fope is None
+    with pytest.raises(ValueError, match="num_inv_freq must come with use_fope"):
+        config_from_hf({**config, "rope_scaling": {**off, "num_inv_freq": 3}})
+    with pytest.raises(TypeError, match="use_fope must be a bool, got 'yes'"):
+        config_from_hf({**config, "rope_scaling": {**rope, "use_fope": "yes"}})
 
 
 def test_gradients_reach_fopes_coefficients():
@@ -304,7 +337,7 @@ def test_gradients_reach_fopes_coefficients():
     query = jnp.asarray(RNG.standard_normal((10, 1, 2, 8)), jnp.float32)
 
     def loss(cos_mix):
-        table = FopeTable.from_config(CONFIG, cos_mix, eye, num_inv_freq=4)
+        table = FopeTable.from_config(fope_config(1, 4), cos_mix, eye)
         cos, sin = lookup(table, np.arange(10), layout=CONFIG.layout)
         return jnp.sum(rotate(query, None, cos, sin, layout=CONFIG.layout)[0] ** 2)
 

@@ -46,21 +46,21 @@ class FopeTable:
         config: RopeConfig,
         cos_coefficients: Float[Array, "K n n"],
         sin_coefficients: Float[Array, "K n n"],
-        *,
-        num_inv_freq: int | None = None,
     ) -> Self:
         """The table of a config and a checkpoint's coefficients.
 
         Args:
-          config: plain RoPE; its frequencies are the waves.
+          config: with `fope`; its frequencies are the waves.
           cos_coefficients: [K, n, n].
           sin_coefficients: [K, n, n].
-          num_inv_freq: n, the leading frequencies kept; None for those that turn more
-            than once within max_position_embeddings.
 
         Raises:
-          ValueError: if the coefficients are not n by n.
+          ValueError: if the config has no `fope`, or the coefficients are not those of
+            its n frequencies.
         """
+        if config.fope is None:
+            raise ValueError("the config must have fope for a FoPE table")
+        num_inv_freq = config.fope.num_inv_freq
         inv_freq = config.frequencies.inv_freq
         if num_inv_freq is None:
             turning = inv_freq > 2 * np.pi / config.max_position_embeddings
@@ -82,7 +82,13 @@ class FopeTable:
                     f"FoPE's coefficients must be [K, n, n] with n = {num_inv_freq} "
                     f"kept frequencies, got shape {coefficients.shape}"
                 )
-        table = compute_cos_sin_cache(config)
+        heads = cos_coefficients.shape[0]
+        if heads != 1 and not config.fope.separate_heads:
+            raise ValueError(
+                f"FoPE's coefficients must be of one head where fope_sep_head is false, "
+                f"got K = {heads}"
+            )
+        table = compute_cos_sin_cache(dataclasses.replace(config, fope=None))
         half = len(inv_freq)
         waves = np.concatenate(
             [table[:, :num_inv_freq], table[:, half : half + num_inv_freq]], axis=1
