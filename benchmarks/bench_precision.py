@@ -37,7 +37,7 @@ def main() -> None:
     print("|---|---|---|---|")
     for row in rows:
         errors = [row[key] for key in ("flat", "two_level", "float32")]
-        cells = [f"{error:.1e} ({error * 2**24:.1f})" for error in errors]
+        cells = [f"{error:.1e} ({error * 2**24:.2g})" for error in errors]
         print(f"| {row['length']} | {' | '.join(cells)} |")
 
 

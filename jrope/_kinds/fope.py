@@ -85,8 +85,8 @@ class FopeTable:
         heads = cos_coefficients.shape[0]
         if heads != 1 and not config.fope.separate_heads:
             raise ValueError(
-                f"FoPE's coefficients must be of one head where fope_sep_head is false, "
-                f"got K = {heads}"
+                f"FoPE's coefficients must be of one head where fope_sep_head is "
+                f"false, got K = {heads}"
             )
         table = compute_cos_sin_cache(dataclasses.replace(config, fope=None))
         half = len(inv_freq)
