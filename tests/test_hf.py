@@ -83,6 +83,8 @@ def test_layers_that_differ_in_gemmas_spelling():
     }
     sliding = read(gemma, layer_type="sliding_attention")
     assert (sliding.rope_theta, sliding.scaling.rope_type) == (1e4, "default")
+    other = {**gemma, "rope_local_base_freq": 12345.0}
+    assert read(other, layer_type="sliding_attention").rope_theta == 12345.0
     full = read(gemma, layer_type="full_attention")
     assert (full.rope_theta, full.scaling) == (1e6, Linear(factor=8.0))
     with pytest.raises(ValueError, match="since this model's layers differ, got None"):

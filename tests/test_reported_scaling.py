@@ -68,8 +68,18 @@ def test_truncate_and_the_lowest_frequency():
 @pytest.mark.parametrize("truncate", [True, False])
 def test_equal_betas(truncate):
     config = yarn_config(5e4, beta_fast=1.0, beta_slow=1.0, truncate=truncate)
-    inv_freq = config.frequencies.inv_freq
-    assert np.isfinite(inv_freq).all() and (np.diff(inv_freq) < 0).all()
+    golden = case("C19_C20_C21")["C21_kimi_beta_equal"]
+    assert_frequencies(config, golden[f"truncate_{str(truncate).lower()}"])
+
+
+def test_a_ramp_without_width_is_a_step():
+    # Both betas name index 18.62: YaRN's guard makes the ramp 0.001 wide.
+    config = yarn_config(5e4, beta_fast=1.2, beta_slow=1.2, truncate=False)
+    plain = 5e4 ** (-np.arange(32) / 32)
+    right = np.where(np.arange(32) <= 18, plain, plain / 32)
+    np.testing.assert_allclose(
+        config.frequencies.inv_freq.astype(float), right, rtol=1e-12
+    )
 
 
 # panbanda/higgs#31
