@@ -91,6 +91,13 @@ def test_layers_that_differ_in_gemmas_spelling():
         config_from_hf(gemma)
 
 
+def test_a_layer_types_own_base_goes_before_the_models():
+    # transformers' Gemma3TextConfig: the local base is 10000 where a config has none.
+    gemma = {**BASE, "model_type": "gemma3_text", "rope_theta": 1e6}
+    assert read(gemma, layer_type="sliding_attention").rope_theta == 1e4
+    assert read(gemma, layer_type="full_attention").rope_theta == 1e6
+
+
 def test_head_dim_absent_or_null():
     assert read({**V4, "head_dim": None}).head_dim == 32
     assert read({**V4, "head_dim": 64}).head_dim == 64
