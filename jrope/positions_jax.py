@@ -1,0 +1,139 @@
+"""Positions of plain RoPE built in the graph: the forms of `jrope.positions`, traced.
+
+Shapes are static: a step of any mix of requests runs the program compiled once. Nothing
+can be raised inside a program, so what does not fit becomes padding, -1; the host's
+functions of the same names check.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Int32
+
+from jrope._gather import device_positions
+
+_PADDING = -1
+
+
+def positions_from_indptr(
+    indptr: ArrayLike, offsets: ArrayLike, *, size: int
+) -> Int32[Array, " size"]:
+    """Positions of requests laid end to end: request r counts up from offsets[r].
+
+    Args:
+      indptr: int32 [requests + 1], where each request's tokens begin, ascending from 0;
+        requests may be empty.
+      offsets: int32 [requests], position of each request's first token.
+      size: length of the result; tokens past `indptr[-1]` are padding, -1.
+
+    Returns:
+      int32 [size].
+
+    Raises:
+      ValueError: if the shapes do not fit.
+
+    >>> positions_from_indptr(jnp.array([0, 1, 5, 10]), jnp.array([4, 6, 3]), size=12
+    ...     ).tolist()
+    [4, 6, 7, 8, 9, 3, 4, 5, 6, 7, -1, -1]
+    """
+    starts, first = _indptr(indptr), device_positions(offsets, name="offsets")
+    requests = starts.shape[0] - 1
+    if first.shape != (requests,):
+        raise ValueError(
+            f"offsets must be [requests] = ({requests},) for indptr of {requests + 1}, "
+            f"got shape {first.shape}"
+        )
+    if not requests:
+        return jnp.full((size,), _PADDING, jnp.int32)
+    token = jnp.arange(size, dtype=jnp.int32)
+    own = _request_of_token(starts, size)
+    made = first[own] + token - starts[own]
+    return jnp.where(token < starts[-1], made, jnp.int32(_PADDING))
+
+
+def offsets_from_positions(
+    indptr: ArrayLike, positions: ArrayLike
+) -> tuple[Int32[Array, " requests"], Bool[Array, ""]]:
+    """The inverse of `positions_from_indptr`, and whether it is one.
+
+    Args:
+      indptr: int32 [requests + 1].
+      positions: int32 [size], at least `indptr[-1]`.
+
+    Returns:
+      int32 [requests], 0 for a request without tokens, and whether each request's
+      positions count up one by one.
+
+    >>> offsets, holds = offsets_from_positions(jnp.array([0, 1, 5]),
+    ...     jnp.array([4, 6, 7, 8, 9]))
+    >>> offsets.tolist(), bool(holds)
+    ([4, 6], True)
+    """
+    starts, given = _indptr(indptr), device_positions(positions)
+    size = given.shape[0]
+    if not size:
+        return jnp.zeros(starts.shape[0] - 1, jnp.int32), starts[-1] == 0
+    at_start = given[jnp.clip(starts[:-1], 0, size - 1)]
+    offsets = jnp.where(jnp.diff(starts) > 0, at_start, jnp.int32(0))
+    again = positions_from_indptr(starts, offsets, size=size)
+    real = jnp.arange(size, dtype=jnp.int32) < starts[-1]
+    fits = starts[-1] <= size
+    return offsets, fits & jnp.all(jnp.where(real, again == given, True))
+
+
+def positions_from_mask(mask: ArrayLike) -> Int32[Array, "..."]:
+    """Positions of padded rows: real tokens count up from 0, the others are -1.
+
+    Args:
+      mask: bool or int [*B, T], nonzero for real tokens.
+
+    Returns:
+      int32 [*B, T].
+
+    >>> positions_from_mask(jnp.array([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist()
+    [[-1, -1, 0, 1], [0, 1, 2, -1]]
+    """
+    real = jnp.asarray(mask) != 0
+    count = lax.cumsum(real.astype(jnp.int32), axis=real.ndim - 1) - jnp.int32(1)
+    return jnp.where(real, count, jnp.int32(_PADDING))
+
+
+def positions_from_segment_ids(segment_ids: ArrayLike) -> Int32[Array, "..."]:
+    """Positions of packed rows: every run of one id counts up from 0.
+
+    Args:
+      segment_ids: int32 [*B, T]; negative ids and, as in packed training data, 0 are
+        padding.
+
+    Returns:
+      int32 [*B, T], -1 for padding.
+
+    >>> positions_from_segment_ids(jnp.array([1, 1, 1, 2, 2, 0])).tolist()
+    [0, 1, 2, 0, 1, -1]
+    """
+    ids = device_positions(segment_ids, name="segment_ids")
+    axis = ids.ndim - 1
+    index = lax.broadcasted_iota(jnp.int32, ids.shape, axis)
+    before = jnp.roll(ids, 1, axis)
+    begins = (index == 0) | (ids != before)
+    begin = lax.cummax(jnp.where(begins, index, jnp.int32(0)), axis=axis)
+    return jnp.where(ids > 0, index - begin, jnp.int32(_PADDING))
+
+
+def _indptr(indptr: ArrayLike) -> Int32[Array, " n"]:
+    starts = device_positions(indptr, name="indptr")
+    if starts.ndim != 1 or not starts.shape[0]:
+        raise ValueError(
+            f"indptr must be [requests + 1], got shape {starts.shape}; the first entry "
+            f"is 0"
+        )
+    return starts
+
+
+def _request_of_token(starts: Array, size: int) -> Int32[Array, " size"]:
+    """Which request each token belongs to: how many of the later ones have begun.
+
+    A scatter and a running sum; a binary search would be a loop in the program.
+    """
+    begun = jnp.zeros(size, jnp.int32).at[starts[1:-1]].add(1, mode="drop")
+    return lax.cumsum(begun)
