@@ -25,11 +25,16 @@ class PositionSpec:
     Args:
       family: name of the row.
       axes: rows of the positions, A.
-      image_token_id, video_token_id, audio_token_id: the pads that media stand for; one
-        id may serve images and videos, told apart by video_start and video_end.
-      vision_start_token_id, vision_end_token_id, audio_start_token_id,
-        audio_end_token_id: delimiters, needed for audio in video only.
-      video_start_token_id, video_end_token_id: between these an image id is a frame.
+      image_token_id: the pad that an image's tokens are; NO_TOKEN (-1) for none.
+      video_token_id: the same of videos; it may be the image's, told apart by
+        video_start and video_end.
+      audio_token_id: the same of audios.
+      vision_start_token_id: delimiter, needed for audio in video only.
+      vision_end_token_id: likewise.
+      audio_start_token_id: likewise.
+      audio_end_token_id: likewise.
+      video_start_token_id: between it and the next an image id is a frame.
+      video_end_token_id: see video_start_token_id.
       spatial_merge_size: patches per token, along rows and along columns.
       temporal_merge_size: frames of a video's grid per frame of tokens.
       extra_column: a row of tokens is one longer than the grid's.
@@ -46,7 +51,10 @@ class PositionSpec:
       audio_in_video: how a video's two streams share positions.
       audio_chunk: positions in a chunk of them, for the order of their tokens.
       fractional: positions are float32, not cut to integers.
-      row_t, row_h, row_w, row_index: rows of time, row, column and token index.
+      row_t: row of the positions that holds time.
+      row_h: row that holds a token's row in its grid.
+      row_w: row that holds its column.
+      row_index: row that holds a text token's index; -1 for none.
       hf5_differs: whether `advance="hf5"` means anything.
       canvas: ids of <image>, </image>, <slice>, </slice> and newline, where pictures
         are laid out on a canvas.
