@@ -43,6 +43,7 @@ class Explanation:
       attention_factor: multiplies cos and sin.
       softmax_scale_factor: multiplies the attention's softmax scale.
       position_axes: axes of multimodal positions, None for one-dimensional ones.
+      axis_of_frequency: the axis that drives each pair, None likewise.
       flat_table_bytes: memory of the flat table.
       two_level_table_bytes: memory of the two-level one.
       warnings: what experience asks to look at.
@@ -63,6 +64,7 @@ class Explanation:
     attention_factor: float
     softmax_scale_factor: float
     position_axes: int | None
+    axis_of_frequency: list[int] | None
     flat_table_bytes: int
     two_level_table_bytes: int
     warnings: list[str]
@@ -81,6 +83,7 @@ def explain(config: RopeConfig, *, layers: str = "all layers") -> Explanation:
     with np.errstate(divide="ignore"):
         wavelengths = 2 * np.pi / inv_freq
         divided_by = plain.frequencies.inv_freq.astype(np.float64) / inv_freq
+    axes = config.axis_of_frequency
     rows, width = config.max_position_embeddings, config.layout.rotary_dim
     two_level_rows = -(-rows // FINE_ROWS) + FINE_ROWS
     return Explanation(
@@ -99,6 +102,7 @@ def explain(config: RopeConfig, *, layers: str = "all layers") -> Explanation:
         attention_factor=float(made.attention_factor),
         softmax_scale_factor=float(made.softmax_scale_factor),
         position_axes=config.layout.position_axes,
+        axis_of_frequency=None if axes is None else list(axes),
         flat_table_bytes=rows * width * _FLOAT32,
         two_level_table_bytes=two_level_rows * width * _FLOAT32,
         warnings=config.scaling.warnings(rows),
@@ -185,14 +189,15 @@ def to_text(explanation: Explanation) -> str:
         f"  base              {e.rope_theta:.10g}",
         f"  positions         {e.rows} rows"
         + (f", trained on {e.trained_length}" if e.trained_length else "")
-        + (f", {e.position_axes} axes" if e.position_axes else ""),
+        + _axes_text(e.axis_of_frequency),
         f"  attention factor  {e.attention_factor:.6g} on cos and sin",
         f"  softmax factor    {e.softmax_scale_factor:.6g} on the softmax scale",
         f"  table             {megabytes[0]:.1f} MiB flat, {megabytes[1]:.1f} MiB in "
         f"two levels, float32",
         f"  scaling touches   {_touched(e.divided_by)}",
         f"  longer than table {_slow(e)}",
-        "  pair        wavelength   divided by",
+        "  pair        wavelength   divided by"
+        + ("   axis" if e.axis_of_frequency else ""),
         *_pair_lines(e),
         *(f"  warning: {warning}" for warning in e.warnings),
     ]
@@ -207,6 +212,14 @@ def _fields_text(scaling: dict[str, Any]) -> str:
     return "".join(
         f"\n                      {key} = {value}" for key, value in shown.items()
     )
+
+
+def _axes_text(axes: list[int] | None) -> str:
+    """How many axes there are, and how many pairs each drives."""
+    if axes is None:
+        return ""
+    counts = [str(axes.count(axis)) for axis in range(max(axes) + 1)]
+    return f", {len(counts)} axes of {', '.join(counts)} pairs"
 
 
 def _touched(divided_by: list[float]) -> str:
@@ -225,8 +238,11 @@ def _slow(e: Explanation) -> str:
 def _pair_lines(e: Explanation) -> list[str]:
     """About ten pairs, evenly spread, the first and the last among them."""
     shown = np.unique(np.linspace(0, len(e.wavelengths) - 1, 10).round().astype(int))
+    axes = e.axis_of_frequency
     return [
-        f"  {i:4d}   {e.wavelengths[i]:16.1f}   {e.divided_by[i]:10.4g}" for i in shown
+        f"  {i:4d}   {e.wavelengths[i]:16.1f}   {e.divided_by[i]:10.4g}"
+        + (f"   {axes[i]:4d}" if axes else "")
+        for i in shown
     ]
 
 

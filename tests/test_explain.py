@@ -143,3 +143,18 @@ def test_picture(tmp_path, capsys):
     picture = tmp_path / "out.svg"
     assert explain(tmp_path, capsys, dict(config), "--plot", str(picture))[0] == 0
     assert picture.read_text().count("<svg") == 1
+
+
+def test_axes_of_a_multimodal_model(tmp_path, capsys):
+    config = {
+        "model_type": "qwen3_vl_text",
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 1, 1]},
+    }
+    status, text = explain(tmp_path, capsys, config)
+    assert status == 0
+    assert "trained on 64, 3 axes of 2, 1, 1 pairs" in text.out
+    lines = [line.split() for line in text.out.splitlines()]
+    first = next(i for i, line in enumerate(lines) if line[:1] == ["pair"])
+    assert [int(line[-1]) for line in lines[first + 1 : first + 5]] == [0, 1, 2, 0]
