@@ -11,6 +11,7 @@ from jrope._axes import mrope_axes
 from jrope._config import DualChunk, Fope, RopeConfig
 from jrope._hf import config_from_hf
 from jrope._hf_layers import layers_from_hf, query_temperatures_from_hf
+from jrope._hf_vision import vision_config_from_hf
 from jrope._layout import RotaryLayout
 from jrope._pairing import permute_pairing
 from jrope._tables import compute_cos_sin_cache
@@ -68,6 +69,7 @@ __all__ = [
     "rotate",
     "rotate_one",
     "stack_tables",
+    "vision_config_from_hf",
 ]
 
 

@@ -8,8 +8,8 @@ agree.
 from collections.abc import Mapping
 from typing import Any
 
-from jrope._axes import mrope_axes
 from jrope._config import DualChunk, Fope, RopeConfig
+from jrope._hf_mrope import MROPE_KEYS, SECTION_TYPES, axes_from_rope
 from jrope._hf_rope import (
     Config,
     agreed,
@@ -30,8 +30,6 @@ _READER_KEYS = frozenset(
         "fope_init_factor",  # Of training alone.
         "fope_sep_head",
         "llama_4_scaling_beta",
-        "mrope_interleaved",
-        "mrope_section",
         "num_inv_freq",
         "num_key_value_heads",
         "num_kv_heads",
@@ -41,6 +39,7 @@ _READER_KEYS = frozenset(
         "type",
         "use_fope",
     }
+    | MROPE_KEYS
 )
 _FOPE_KEYS = (
     "fope_init_factor",
@@ -114,7 +113,7 @@ def config_from_hf(
         rotary_dim=rotary_dim,
         rotary_offset=head_dim - rotary_dim if model.trailing else 0,
         is_neox_style=pairing if is_neox_style is None else is_neox_style,
-        axis_of_frequency=_axes(rope, rotary_dim),
+        axis_of_frequency=axes_from_rope(rope, model, rotary_dim),
         dual_chunk=_dual_chunk(config),
         fope=_fope(rope),
     )
@@ -245,8 +244,7 @@ def _rope_type(rope: Config, model: ModelType) -> str:
         for scaling in SCALINGS.values()
         for alias in (scaling.rope_type, *scaling.aliases)
     }
-    # Qwen2-VL's first configs: the type says what mrope_section says anyway.
-    names["mrope"] = "default"
+    names |= {name: scaling for name, (scaling, _) in SECTION_TYPES.items()}
     spelled = {}
     for key in ("rope_type", "type"):
         name = rope.get(key)
@@ -255,9 +253,6 @@ def _rope_type(rope: Config, model: ModelType) -> str:
         if name is not None and name not in names:
             raise ValueError(f"{key} must be one of {sorted(names)}, got {name!r}")
         spelled[key] = None if name is None else names[name]
-    if "mrope" in (rope.get("rope_type"), rope.get("type")):
-        if rope.get("mrope_section") is None:
-            raise ValueError("rope_type 'mrope' must have the key 'mrope_section'")
     found = agreed(spelled, "rope_type") or "default"
     return model.rope_types.get(found, found)
 
@@ -311,16 +306,3 @@ def _fope(rope: Config) -> Fope | None:
         num_inv_freq=rope.get("num_inv_freq"),
         separate_heads=True if separate is None else separate,
     )
-
-
-def _axes(rope: Config, rotary_dim: int) -> tuple[int, ...] | None:
-    section, interleaved = rope.get("mrope_section"), rope.get("mrope_interleaved")
-    if section is None:
-        if interleaved:
-            raise ValueError("mrope_interleaved must come with 'mrope_section'")
-        return None
-    if not isinstance(section, list | tuple):
-        raise TypeError(f"mrope_section must be a list of ints, got {section!r}")
-    if interleaved is not None and not isinstance(interleaved, bool):
-        raise TypeError(f"mrope_interleaved must be a bool, got {interleaved!r}")
-    return mrope_axes(section, rotary_dim=rotary_dim, interleaved=bool(interleaved))

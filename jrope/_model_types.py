@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jrope._axes import AxisOrder
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerRule:
@@ -71,6 +73,9 @@ class ModelType:
         value; a key that is absent has `switch_default`.
       switch_default: see above.
       has_rope: whether the model has rotary embedding at all.
+      mrope_section: frequencies per position axis where the rope dict has none; None
+        for one-dimensional positions.
+      mrope_order: how the code lays the axes out, whatever the rope dict says.
       defaults: top-level keys of a config that has none of them.
     """
 
@@ -91,6 +96,8 @@ class ModelType:
     rope_switch: tuple[str, Any] | None = None
     switch_default: Any = None
     has_rope: bool = True
+    mrope_section: tuple[int, ...] | None = None
+    mrope_order: AxisOrder | None = None
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -127,15 +134,35 @@ _GEMMA3 = ModelType(
     layer_pattern=LayerPattern(key="sliding_window_pattern", period=6),
 )
 _GLM = ModelType(is_neox_style=False, partial_rotary_factor=0.5)
+_GLM4V = dataclasses.replace(_GLM, mrope_section=(8, 12, 12), mrope_order="chunked")
 _GPTJ = ModelType(is_neox_style=False, rotary_dim=64)
 _HALF = ModelType(partial_rotary_factor=0.5)
 _QUARTER = ModelType(partial_rotary_factor=0.25)
+_QWEN35 = dataclasses.replace(
+    _QUARTER, mrope_section=(11, 11, 10), mrope_order="interleaved"
+)
 _PHI3 = ModelType(outer_length_wins=True)
 
 
 def _plain(rope_theta: float, *model_types: str) -> dict[str, ModelType]:
     """Rows of models that turn the whole head in NeoX pairs."""
     return dict.fromkeys(model_types, ModelType(rope_theta=rope_theta))
+
+
+def _chunked(rope_theta: float, *model_types: str) -> dict[str, ModelType]:
+    """Rows of the Qwen2-VL kind."""
+    model = ModelType(
+        rope_theta=rope_theta, mrope_section=(16, 24, 24), mrope_order="chunked"
+    )
+    return dict.fromkeys(model_types, model)
+
+
+def _interleaved(rope_theta: float, *model_types: str) -> dict[str, ModelType]:
+    """Rows of the Qwen3-VL kind."""
+    model = ModelType(
+        rope_theta=rope_theta, mrope_section=(24, 20, 20), mrope_order="interleaved"
+    )
+    return dict.fromkeys(model_types, model)
 
 
 _ROWS: dict[str, ModelType] = {
@@ -152,12 +179,13 @@ _ROWS: dict[str, ModelType] = {
     ),
     **_plain(150000.0, "gpt_oss"),
     **_plain(500000.0, "bitnet", "csm", "flex_olmo", "mllama_text_model"),
-    **_plain(500000.0, "paddleocr_vl_text"),
-    **_plain(500000.0, "qwen3_vl_text", "qwen3_vl_moe_text"),
+    **_chunked(500000.0, "paddleocr_vl_text"),
+    **_interleaved(500000.0, "qwen3_vl_text", "qwen3_vl_moe_text"),
     **_plain(1000000.0, "emu3_text_model", "lfm2", "lfm2_moe", "minimax", "mixtral"),
-    **_plain(1000000.0, "phimoe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl"),
-    **_plain(1000000.0, "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3_omni_moe_text"),
-    **_plain(1000000.0, "ministral3", "solar_open"),
+    **_chunked(1000000.0, "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl"),
+    **_chunked(1000000.0, "qwen2_5_vl_text", "qwen2_5_omni_text"),
+    **_interleaved(1000000.0, "qwen3_omni_moe_text"),
+    **_plain(1000000.0, "ministral3", "phimoe", "solar_open"),
     # Not in transformers; pairing from its published modeling file.
     **_plain(1000000.0, "internlm2"),
     **_plain(5000000.0, "minimax_m2"),
@@ -197,6 +225,12 @@ _ROWS: dict[str, ModelType] = {
     ),
     "ernie4_5": ModelType(is_neox_style=False, rope_theta=500000.0),
     "ernie4_5_moe": ModelType(is_neox_style=False, rope_theta=500000.0),
+    "ernie4_5_vl_moe_text": ModelType(
+        is_neox_style=False,
+        rope_theta=500000.0,
+        mrope_section=(22, 22, 20),
+        mrope_order="ernie",
+    ),
     "esm": ModelType(
         rope_switch=("position_embedding_type", "rotary"), switch_default="absolute"
     ),
@@ -213,11 +247,24 @@ _ROWS: dict[str, ModelType] = {
     "glm": _GLM,
     "glm4": _GLM,
     "glm4_moe": _HALF,
-    "glm4v_moe_text": _HALF,
+    "glm4v_moe_text": dataclasses.replace(_GLM4V, is_neox_style=True),
+    "glm4v_text": _GLM4V,
+    "glm_image_text": dataclasses.replace(_GLM4V, is_neox_style=True),
+    "glm_ocr_text": _GLM4V,
     "gpt_neox": _QUARTER,
     "gpt_neox_japanese": ModelType(),
     "gptj": _GPTJ,
     "granitemoehybrid": ModelType(rope_switch=("position_embedding_type", "rope")),
+    # transformers 5 gives a pair's two features different axes, which is no rotation;
+    # here as in Tencent's own code and vLLM.
+    "hunyuan_vl": ModelType(),
+    "hunyuan_vl_text": ModelType(),
+    "hy_v4_vl_text": ModelType(
+        is_neox_style=False,
+        head_dim_keys=("qk_rope_head_dim",),
+        mrope_section=(12, 10, 10),
+        mrope_order="interleaved",
+    ),
     "helium": ModelType(is_neox_style=False, rope_theta=100000.0),
     "llama4_text": ModelType(
         is_neox_style=False, rope_theta=500000.0, no_rope_interval=4
@@ -269,8 +316,8 @@ _ROWS: dict[str, ModelType] = {
     "phi": _HALF,
     "phi3": _PHI3,
     "phi4_multimodal": _PHI3,
-    "qwen3_5_moe_text": _QUARTER,
-    "qwen3_5_text": _QUARTER,
+    "qwen3_5_moe_text": _QWEN35,
+    "qwen3_5_text": _QWEN35,
     "qwen3_next": _QUARTER,
     "recurrent_gemma": _HALF,
     "smollm3": ModelType(rope_theta=2000000.0, no_rope_interval=4),

@@ -331,7 +331,7 @@ def _as_heads(name: str, x: Array, cos: Array, layout: RotaryLayout) -> Array:
     if x.dtype not in _HEAD_DTYPES:
         raise TypeError(
             f"{name} must be one of {[str(dtype) for dtype in _HEAD_DTYPES]}, got "
-            f"{x.dtype}"
+            f"{x.dtype}; the order of arguments is positions, query, key"
         )
     leading = cos.shape[:-1]
     if x.ndim == cos.ndim:

@@ -7,6 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
 
+from jrope._fractional import fractional_positions, is_fractional, rows_between
 from jrope._gather import (
     OutOfRange,
     check_out_of_range,
@@ -60,7 +61,11 @@ def lookup(
     check_out_of_range(out_of_range)
     kind = as_table(table)
     check_table(kind.cos_sin_cache)
-    indices = device_positions(
+    fractional = is_fractional(positions)
+    if fractional:
+        _check_waves(kind)
+    convert = fractional_positions if fractional else device_positions
+    indices = convert(
         positions, rows=kind.max_position_embeddings, out_of_range=out_of_range
     )
     _check_positions(indices, layout)
@@ -69,8 +74,11 @@ def lookup(
         offset = device_positions(row_offset, name="row_offset")
 
     def read(indices: Array) -> Array:
-        indices = jnp.maximum(indices, jnp.int32(0))
-        rows = kind.rows(indices, offset, out_of_range)
+        if fractional:
+            rows = rows_between(kind, indices, out_of_range)
+        else:
+            indices = jnp.maximum(indices, jnp.int32(0))
+            rows = kind.rows(indices, offset, out_of_range)
         if rows.shape[-1] != layout.rotary_dim:
             raise ValueError(
                 f"the cos/sin table must be [P, R] with R = rotary_dim = "
@@ -94,6 +102,15 @@ def check_layout(layout: object) -> None:
         raise TypeError(
             f"layout must be a RotaryLayout, got {type(layout).__name__}; of a "
             f"RopeConfig it is config.layout"
+        )
+
+
+def _check_waves(kind: Table) -> None:
+    if not kind.has_waves or kind.max_position_embeddings < 2:
+        raise ValueError(
+            f"float32 positions must come with a flat or a two-level table of two rows "
+            f"or more, got {type(kind).__name__} with "
+            f"{kind.max_position_embeddings}; integer positions fit every table"
         )
 
 

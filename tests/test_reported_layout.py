@@ -189,18 +189,18 @@ def test_moving_cached_keys_keeps_their_amplitude():
 # QwenLM/Qwen3-VL#1800, huggingface/transformers#42097
 def test_axis_maps_of_both_orders():
     assert mrope_axes((2, 1, 1), rotary_dim=8) == (0, 0, 1, 2)
-    turns = mrope_axes((24, 20, 20), rotary_dim=128, interleaved=True)
+    turns = mrope_axes((24, 20, 20), rotary_dim=128, order="interleaved")
     assert turns[:6] == (0, 1, 2, 0, 1, 2)
     assert turns[60:] == (0, 0, 0, 0)
     assert [turns.count(axis) for axis in range(3)] == [24, 20, 20]
     with pytest.raises(ValueError, match=r"largest entry first.* \(8, 12, 12\), which"):
-        mrope_axes((8, 12, 12), rotary_dim=64, interleaved=True)
+        mrope_axes((8, 12, 12), rotary_dim=64, order="interleaved")
     with pytest.raises(
         ValueError, match=r"sum to rotary_dim // 2 = 32, got \(16, 24, 2"
     ):
         mrope_axes((16, 24, 24), rotary_dim=64)
     with pytest.raises(ValueError, match="3 entries where mrope_interleaved is true"):
-        mrope_axes((2, 2), rotary_dim=8, interleaved=True)
+        mrope_axes((2, 2), rotary_dim=8, order="interleaved")
 
 
 def test_default_scaling_is_the_default():

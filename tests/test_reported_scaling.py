@@ -150,8 +150,8 @@ def test_tables_are_exact_at_any_position_and_float32_always():
 
 
 # huggingface/diffusers#13922, pytorch/pytorch#137774
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_float_positions_are_refused(dtype):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_short_float_positions_are_refused(dtype):
     table = jnp.ones((4, 4), jnp.float32)
     with pytest.raises(TypeError, match=f"must be integers, got {dtype}"):
         lookup(

@@ -1,9 +1,11 @@
 """What a table kind is: a frozen pytree around an array that gives rows."""
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 from jrope._gather import OutOfRange
@@ -11,7 +13,14 @@ from jrope._gather import OutOfRange
 
 @runtime_checkable
 class Table(Protocol):
-    """What `lookup` asks of a table."""
+    """What `lookup` asks of a table.
+
+    Attributes:
+      has_waves: whether each feature of a row is a wave along the positions, so that
+        there are rows between rows.
+    """
+
+    has_waves: ClassVar[bool]
 
     @property
     def cos_sin_cache(self) -> Array:
@@ -49,3 +58,13 @@ def no_offset(row_offset: object) -> None:
             "row_offset must be None for a single table; jrope.stack_tables makes one "
             "of several"
         )
+
+
+@jax.jit
+def add_angles(one: Array, other: Array) -> Array:
+    """Rows of the sum of two angles; jitted, so that eager calls have the same bits."""
+    one, other = lax.optimization_barrier((one, other))
+    half = one.shape[-1] // 2
+    a, b = one[..., :half], one[..., half:]
+    c, d = other[..., :half], other[..., half:]
+    return jnp.concatenate([a * c - b * d, b * c + a * d], axis=-1)

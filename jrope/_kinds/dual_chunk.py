@@ -1,7 +1,7 @@
 """The rows of dual chunk attention."""
 
 import dataclasses
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
@@ -58,6 +58,8 @@ class DualChunkTable:
     cos_sin_cache: Float32[Array, "rows R"]
     max_position_embeddings: int
     selected: ChunkForm = "key"
+
+    has_waves: ClassVar[bool] = False
 
     @classmethod
     def from_config(cls, config: RopeConfig) -> Self:

@@ -1,7 +1,7 @@
 """The plain table: one row a position."""
 
 import dataclasses
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from jaxtyping import Array, Float32
@@ -22,6 +22,8 @@ class FlatTable:
     """
 
     cos_sin_cache: Float32[Array, "P R"]
+
+    has_waves: ClassVar[bool] = True
 
     @staticmethod
     def compute(config: RopeConfig) -> np.ndarray:

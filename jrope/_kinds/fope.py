@@ -1,7 +1,7 @@
 """Fourier position embedding: rows mixed by learned coefficients."""
 
 import dataclasses
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,8 @@ class FopeTable:
     cos_coefficients: Float[Array, "K n n"]
     sin_coefficients: Float[Array, "K n n"]
     rotary_dim: int
+
+    has_waves: ClassVar[bool] = False
 
     @classmethod
     def from_config(

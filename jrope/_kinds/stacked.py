@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +31,8 @@ class StackedTable:
 
     cos_sin_cache: Float32[Array, "rows R"]
     starts: tuple[int, ...]
+
+    has_waves: ClassVar[bool] = False
 
     @property
     def lengths(self) -> tuple[int, ...]:

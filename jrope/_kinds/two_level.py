@@ -1,17 +1,15 @@
 """Two small tables whose angles add up, for very long contexts."""
 
 import dataclasses
-from typing import Self
+from typing import ClassVar, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, gather_rows
-from jrope._kinds._base import no_offset, pytree
+from jrope._kinds._base import add_angles, no_offset, pytree
 from jrope._tables import FINE_ROWS, check_two_level, compute_two_level_cache
 
 
@@ -32,6 +30,8 @@ class TwoLevelTable:
 
     cos_sin_cache: Float32[Array, "rows R"]
     max_position_embeddings: int
+
+    has_waves: ClassVar[bool] = True
 
     @staticmethod
     def compute(config: RopeConfig) -> np.ndarray:
@@ -70,17 +70,7 @@ class TwoLevelTable:
         coarse, fine = indices // jnp.int32(FINE_ROWS), indices % jnp.int32(FINE_ROWS)
         if out_of_range == "nan":
             coarse = jnp.where(past, jnp.int32(table.shape[0]), coarse)
-        return _turn_rows(
+        return add_angles(
             gather_rows(table, coarse, out_of_range),
             gather_rows(table, coarse_rows + fine, out_of_range),
         )
-
-
-@jax.jit
-def _turn_rows(one: Array, other: Array) -> Array:
-    """Rows of the sum of two angles; jitted, so that eager calls have the same bits."""
-    one, other = lax.optimization_barrier((one, other))
-    half = one.shape[-1] // 2
-    a, b = one[..., :half], one[..., half:]
-    c, d = other[..., :half], other[..., half:]
-    return jnp.concatenate([a * c - b * d, b * c + a * d], axis=-1)

@@ -12,6 +12,7 @@ from jrope.positions._ragged import (
     positions_from_segment_ids,
 )
 from jrope.positions._spec import PositionSpec, spec
+from jrope.positions._vision import vision_positions
 from jrope.positions._warmup import warmup
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "positions_from_mask",
     "positions_from_segment_ids",
     "spec",
+    "vision_positions",
     "warmup",
 ]

@@ -11,6 +11,7 @@ from jrope.scalings._base import (
     check_number,
     config_keys,
 )
+from jrope.scalings.axial import Axial
 from jrope.scalings.default import Default
 from jrope.scalings.dynamic import Dynamic
 from jrope.scalings.linear import Linear
@@ -40,6 +41,7 @@ SCALINGS: dict[str, type[Scaling]] = {
 __all__ = [
     "SCALINGS",
     "TWO_PI",
+    "Axial",
     "Default",
     "DeepseekYarn",
     "Dynamic",

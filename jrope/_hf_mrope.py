@@ -1,0 +1,86 @@
+"""Reads a model's axis map: from its rope dict, or what its code does without a key."""
+
+from jrope._axes import AxisMap, AxisOrder, mrope_axes
+from jrope._hf_rope import Config, agreed
+from jrope._model_types import ModelType
+
+_FLAGS = ("mrope_interleaved", "mrope_interleaved_glm")
+# Keys of a rope dict that only an axis map needs.
+MROPE_KEYS = frozenset({*_FLAGS, "mrope_section", "xdrope_section"})
+# Types of a rope dict that say nothing but that there is a section: the registry's name
+# of the scaling, and the order that the type stands for.
+SECTION_TYPES: dict[str, tuple[str, AxisOrder | None]] = {
+    "mrope": ("default", None),
+    "openpangu": ("default", "balanced"),
+    "xdrope": ("dynamic", "chunked"),
+}
+
+
+def axes_from_rope(rope: Config, model: ModelType, rotary_dim: int) -> AxisMap | None:
+    """The axis of each frequency, or None for one-dimensional positions.
+
+    Raises:
+      TypeError, ValueError: if a key has the wrong type, contradicts another or the
+        model's code, or the section does not fit.
+    """
+    order = _order(rope, model)
+    spelled = {key: rope.get(key) for key in ("mrope_section", "xdrope_section")}
+    section = agreed(spelled, "mrope_section")
+    if section is None:
+        section = model.mrope_section
+    if section is None:
+        _check_not_asked_for(rope)
+        return None
+    if not isinstance(section, list | tuple):
+        raise TypeError(f"mrope_section must be a list of ints, got {section!r}")
+    return mrope_axes(section, rotary_dim=rotary_dim, order=order or "chunked")
+
+
+def _check_not_asked_for(rope: Config) -> None:
+    """Raises if a rope dict without a section speaks of one."""
+    for name in _section_types(rope):
+        raise ValueError(f"rope_type {name!r} must have the key 'mrope_section'")
+    for key in _FLAGS:
+        if rope.get(key):
+            raise ValueError(f"{key} must come with 'mrope_section'")
+
+
+def _order(rope: Config, model: ModelType) -> AxisOrder | None:
+    """The order that the rope dict names, which must be the one of the model's code."""
+    named = _named_order(rope)
+    # SGLang's key for GLM exists to choose another order than the model's code.
+    if model.mrope_order is None or named in (None, "round_robin", model.mrope_order):
+        return named or model.mrope_order
+    raise ValueError(
+        f"the rope dict asks for {named!r} axes, but this model's code has them "
+        f"{model.mrope_order!r}; give axis_of_frequency by hand if the checkpoint was "
+        f"trained otherwise"
+    )
+
+
+def _named_order(rope: Config) -> AxisOrder | None:
+    """The order that the rope dict itself names, if any."""
+    for key in _FLAGS:
+        if not isinstance(rope.get(key), bool | None):
+            raise TypeError(f"{key} must be a bool, got {rope[key]!r}")
+    interleaved = rope.get("mrope_interleaved")
+    names = _section_types(rope)
+    by_type = SECTION_TYPES[names[0]][1] if names else None
+    if by_type is not None:
+        if interleaved is not None and interleaved is (by_type == "chunked"):
+            raise ValueError(
+                f"mrope_interleaved must be {not interleaved} with this rope_type, got "
+                f"{interleaved}"
+            )
+        return by_type
+    if rope.get("mrope_interleaved_glm"):
+        return "round_robin"
+    if interleaved is None:
+        return None
+    return "interleaved" if interleaved else "chunked"
+
+
+def _section_types(rope: Config) -> list[str]:
+    """What the rope dict's type is called, if that says that there is a section."""
+    names = (rope.get("rope_type"), rope.get("type"))
+    return [name for name in names if name in SECTION_TYPES]

@@ -1,0 +1,78 @@
+"""Positions of the patches inside a vision encoder: two axes, no text."""
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jrope.positions._errors import PositionError
+from jrope.positions._inputs import as_grids
+
+PatchOrder = Literal["merge_blocks", "row_major", "one_based_with_cls"]
+
+
+def vision_positions(
+    grid_thw: ArrayLike, *, order: PatchOrder, spatial_merge_size: int = 1
+) -> np.ndarray:
+    """Positions of every patch of images and videos, for a two-dimensional RoPE.
+
+    Args:
+      grid_thw: int [n, 3], T, H, W in patches; every frame has the same positions.
+      order: of the patches of a frame, and what the two axes are.
+        "merge_blocks" (Qwen2-VL and its kin): rows and columns, blocks of
+        `spatial_merge_size` squared after each other, as their processors lay patches.
+        "row_major" (Pixtral): rows and columns, row after row.
+        "one_based_with_cls" (Llama 4): columns and rows counted from 1, row after row,
+        and after each frame its class token at position 0.
+      spatial_merge_size: side of a block, in patches; 1 but for "merge_blocks".
+
+    Returns:
+      int32 [2, patches].
+
+    Raises:
+      PositionError: input, grid_nonpositive, grid_not_divisible.
+      ValueError: an unknown order, or a size that it has no use for.
+
+    >>> vision_positions([[1, 2, 4]], order="merge_blocks", spatial_merge_size=2)
+    array([[0, 0, 1, 1, 0, 0, 1, 1],
+           [0, 1, 0, 1, 2, 3, 2, 3]], dtype=int32)
+    """
+    if order not in get_args(PatchOrder):
+        raise ValueError(f"order must be one of {get_args(PatchOrder)}, got {order!r}")
+    if spatial_merge_size < 1 or (order != "merge_blocks" and spatial_merge_size != 1):
+        raise ValueError(
+            f"spatial_merge_size must be at least 1, and 1 where order is not "
+            f"'merge_blocks', got {spatial_merge_size} with {order!r}"
+        )
+    grids = as_grids("grid_thw", grid_thw)
+    _check(grids, spatial_merge_size)
+    frames = [
+        np.tile(_frame(height, width, order, spatial_merge_size), frames)
+        for frames, height, width in grids.tolist()
+    ]
+    return np.concatenate([np.empty((2, 0), np.int32), *frames], axis=1)
+
+
+def _check(grids: np.ndarray, merge: int) -> None:
+    for index, grid in enumerate(grids):
+        if (grid < 1).any():
+            raise PositionError(
+                "grid_nonpositive", index=index, expected=1, got=grid.tolist()
+            )
+        if (grid[1:] % merge).any():
+            raise PositionError(
+                "grid_not_divisible",
+                index=index,
+                expected=f"H and W in multiples of {merge}",
+                got=grid[1:].tolist(),
+            )
+
+
+def _frame(height: int, width: int, order: PatchOrder, merge: int) -> np.ndarray:
+    """Positions of one frame, int32 [2, patches]."""
+    grid = np.indices((height, width), np.int32)
+    if order == "one_based_with_cls":
+        counted = np.pad(grid[::-1].reshape(2, -1) + 1, ((0, 0), (0, 1)))
+        return counted.astype(np.int32)
+    blocks = grid.reshape(2, height // merge, merge, width // merge, merge)
+    return blocks.swapaxes(2, 3).reshape(2, -1)
