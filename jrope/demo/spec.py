@@ -97,7 +97,7 @@ class ModelSpec:
         return mrope_axes(
             self.mrope_section,
             rotary_dim=self.head_dim,
-            interleaved=self.architecture == "qwen3vl",
+            order="interleaved" if self.architecture == "qwen3vl" else "chunked",
         )
 
 
