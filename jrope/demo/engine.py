@@ -196,7 +196,7 @@ def _step(
     positions = jnp.asarray(batch.positions)
     memory = PagedMemory(pool, jnp.asarray(batch.table), positions)
     features = model(
-        jnp.asarray(batch.tokens),
+        model.embed(jnp.asarray(batch.tokens)),
         positions,
         memory,
         model.rotations(jnp.asarray(batch.rope_positions)),

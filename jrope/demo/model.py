@@ -1,12 +1,27 @@
 """The language model: flax.nnx modules around jrope's rotary layers.
 
-Covers what the two checkpoints need: Llama (SmolLM2) and Gemma 3. Letters in shapes:
-B sequences, T tokens of this step, S tokens that can be attended to, N query heads,
-K key heads, H features per head, D features of a token, V vocabulary.
+Covers Llama (SmolLM2), Gemma 3 and the text decoders of Qwen2-VL and Qwen3-VL. Letters
+in shapes: B sequences, T tokens of this step, S tokens that can be attended to, N query
+heads, K key heads, H features per head, D features of a token, F features inside a
+feed-forward, V vocabulary, A axes of rotary positions.
+
+Tensors are fetched by their names in GGUF files, matrices as [out, in]. Every model has
+
+    token_embd.weight [V, D], also the output head     output_norm.weight [D]
+
+and in layer i, with the prefix `blk.{i}.`:
+
+    attn_q.weight [N * H, D]    attn_output.weight [D, N * H]    ffn_gate.weight [F, D]
+    attn_k.weight [K * H, D]    attn_norm.weight [D]             ffn_up.weight [F, D]
+    attn_v.weight [K * H, D]    ffn_norm.weight [D]              ffn_down.weight [D, F]
+
+Qwen2-VL adds attn_q.bias [N * H], attn_k.bias and attn_v.bias [K * H]; Qwen3-VL and
+Gemma 3 attn_q_norm.weight and attn_k_norm.weight [H]; Gemma 3 alone
+post_attention_norm.weight and post_ffw_norm.weight [D].
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import jax
@@ -48,15 +63,19 @@ class NoMemory:
 
 
 class Linear(nnx.Module):
-    """A matrix product without bias."""
+    """A matrix product, with or without bias."""
 
-    def __init__(self, fetch: Fetch, name: str) -> None:
+    def __init__(self, fetch: Fetch, name: str, *, has_bias: bool = False) -> None:
         """Takes the kernel from the file, which has it transposed."""
         self.kernel = nnx.Param(jnp.asarray(fetch(f"{name}.weight").T.copy()))
+        if has_bias:
+            self.bias = nnx.Param(jnp.asarray(fetch(f"{name}.bias")))
+        self.has_bias = has_bias
 
     def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T o"]:
         """The product."""
-        return x @ self.kernel[...]
+        product = x @ self.kernel[...]
+        return product + self.bias[...][None, None] if self.has_bias else product
 
 
 class RMSNorm(nnx.Module):
@@ -79,10 +98,11 @@ class Attention(nnx.Module):
     def __init__(self, fetch: Fetch, spec: ModelSpec, layer: int) -> None:
         """Takes the weights of layer `layer` from the file."""
         name = f"blk.{layer}.attn"
-        self.query, self.key = Linear(fetch, f"{name}_q"), Linear(fetch, f"{name}_k")
-        self.value = Linear(fetch, f"{name}_v")
+        self.query = Linear(fetch, f"{name}_q", has_bias=spec.has_qkv_bias)
+        self.key = Linear(fetch, f"{name}_k", has_bias=spec.has_qkv_bias)
+        self.value = Linear(fetch, f"{name}_v", has_bias=spec.has_qkv_bias)
         self.output = Linear(fetch, f"{name}_output")
-        if spec.is_gemma:
+        if spec.has_query_key_norm:
             self.query_norm = RMSNorm(fetch, f"{name}_q_norm", spec.norm_eps)
             self.key_norm = RMSNorm(fetch, f"{name}_k_norm", spec.norm_eps)
         self.spec = spec
@@ -100,7 +120,7 @@ class Attention(nnx.Module):
         query = self.query(x).reshape(batch, length, spec.heads, spec.head_dim)
         key = self.key(x).reshape(batch, length, spec.key_heads, spec.head_dim)
         value = self.value(x).reshape(key.shape)
-        if spec.is_gemma:
+        if spec.has_query_key_norm:
             query, key = self.query_norm(query), self.key_norm(key)
         query, key = rotate(query, key)
         key, value = memory.exchange(self.layer, key, value)
@@ -140,7 +160,7 @@ def attend(
 
 
 class FeedForward(nnx.Module):
-    """A gated linear unit: SiLU for Llama, approximate GELU for Gemma."""
+    """A gated linear unit: SiLU, but approximate GELU for Gemma."""
 
     def __init__(self, fetch: Fetch, spec: ModelSpec, layer: int) -> None:
         """Takes the weights of layer `layer` from the file."""
@@ -214,11 +234,12 @@ class Decoder(nnx.Module):
         )
         self.spec = spec
 
-    def rotations(self, positions: Int[Array, "B T"]) -> dict[LayerType, Rotate]:
+    def rotations(self, positions: Int[Array, "*A B T"]) -> dict[LayerType, Rotate]:
         """Looks this step's rows up, once a table, for all layers.
 
         Args:
-          positions: of the tokens; negative ones are padding.
+          positions: of the tokens, [A, B, T] for M-RoPE and [B, T] else; negative ones
+            are padding.
         """
         rotations: dict[LayerType, Rotate] = {}
         for kind in self.spec.layer_types:
@@ -226,23 +247,50 @@ class Decoder(nnx.Module):
             rotations[kind] = _with_rows(rope, *rope.rows(positions))
         return rotations
 
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """What the first layer takes for tokens.
+
+        A picture's features take the places of its own tokens' afterwards.
+        """
+        x = self.embedding[...][tokens]
+        return x * math.sqrt(self.spec.width) if self.spec.is_gemma else x
+
     def __call__(
         self,
-        tokens: Int[Array, "B T"],
+        x: Float[Array, "B T D"],
         positions: Int[Array, "B T"],
         memory: Memory,
         rotations: Mapping[LayerType, Rotate],
+        deepstack: Sequence[Float[Array, "B T D"]] = (),
     ) -> Float[Array, "B T D"]:
-        """Features of every token after the last layer."""
-        x = self.embedding[...][tokens]
-        if self.spec.is_gemma:
-            x = x * math.sqrt(self.spec.width)
+        """Features of every token after the last layer.
+
+        Args:
+          x: embeddings, pictures' features merged in: see `embed`.
+          positions: index of each token in its sequence, which decides what it sees;
+            negative for padding.
+          memory: keys and values of earlier tokens.
+          rotations: of each layer type: see `rotations`.
+          deepstack: added to the features after the first layers, one array a layer,
+            zero where there is no picture (Qwen3-VL).
+
+        Raises:
+          ValueError: if `deepstack` is neither empty nor one array for each of the
+            layers that the spec says.
+        """
+        if deepstack and len(deepstack) != self.spec.deepstack_layers:
+            raise ValueError(
+                f"deepstack must have one array for each of deepstack_layers = "
+                f"{self.spec.deepstack_layers}, got {len(deepstack)}"
+            )
         for layer, block in enumerate(self.blocks):
             x = block(x, rotations[self.spec.layer_type(layer)], memory, positions)
+            if layer < len(deepstack):
+                x = x + deepstack[layer]
         return self.norm(x)
 
     def logits(self, x: Float[Array, "B D"]) -> Float[Array, "B V"]:
-        """Scores of the next token; the embedding serves twice, in both models."""
+        """Scores of the next token; the embedding serves twice, in every model."""
         return jnp.einsum("bd,vd->bv", x, self.embedding[...])
 
 

@@ -172,7 +172,8 @@ def _features_with_jrope(
     positions: jax.Array,
 ) -> jax.Array:
     model = nnx.merge(graph, state)
-    return model(tokens, positions, NoMemory(), model.rotations(positions))
+    x = model.embed(tokens)
+    return model(x, positions, NoMemory(), model.rotations(positions))
 
 
 def _features(
@@ -183,11 +184,11 @@ def _features(
     rows: Rows,
 ) -> jax.Array:
     model = nnx.merge(graph, state)
-    turn = _turn_neox if model.spec.is_gemma else _turn_gpt_j
+    turn = _turn_neox if model.spec.is_neox_style else _turn_gpt_j
     rotations: dict[LayerType, Rotate] = {
         kind: _reference_rotate(turn, *row) for kind, row in rows.items()
     }
-    return model(tokens, positions, NoMemory(), rotations)
+    return model(model.embed(tokens), positions, NoMemory(), rotations)
 
 
 def _row_logits(

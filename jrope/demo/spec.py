@@ -1,12 +1,14 @@
-"""What a model is: its sizes and rotations, read from a GGUF file's metadata."""
+"""What a model is: its sizes and rotations, as a GGUF file's metadata has them."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from jrope import RopeConfig
+from jrope import RopeConfig, mrope_axes
 
 LayerType = Literal["full_attention", "sliding_attention"]
+# The names that GGUF files have for Llama, Gemma 3, Qwen2-VL and Qwen3-VL.
+Architecture = Literal["llama", "gemma3", "qwen2vl", "qwen3vl"]
 
 _GEMMA_LOCAL_THETA = 1e4  # not in the file; Gemma 3 report, arXiv:2503.19786, section 2
 _GEMMA_PERIOD = 6  # every sixth layer attends to everything; same section
@@ -14,9 +16,16 @@ _GEMMA_PERIOD = 6  # every sixth layer attends to everything; same section
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """Sizes and constants of a model, read from a GGUF file's metadata."""
+    """Sizes and constants of a model.
 
-    architecture: Literal["llama", "gemma3"]
+    Attributes:
+      mrope_section: frequencies of time, height and width, for M-RoPE: chunked in
+        Qwen2-VL, interleaved in Qwen3-VL. None for one-dimensional positions.
+      deepstack_layers: after how many of the first layers a picture's further features
+        are added (Qwen3-VL).
+    """
+
+    architecture: Architecture
     layers: int
     width: int
     heads: int
@@ -26,11 +35,36 @@ class ModelSpec:
     context: int
     theta: float
     window: int | None
+    mrope_section: tuple[int, int, int] | None = None
+    deepstack_layers: int = 0
 
     @property
     def is_gemma(self) -> bool:
         """Whether the four differences of Gemma 3 apply."""
         return self.architecture == "gemma3"
+
+    @property
+    def is_neox_style(self) -> bool:
+        """Whether features i and i + H/2 turn together.
+
+        GGUF stores the query and key rows of Llama permuted to GPT-J's pairs.
+        """
+        return self.architecture != "llama"
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether query, key and value have a bias."""
+        return self.architecture == "qwen2vl"
+
+    @property
+    def has_query_key_norm(self) -> bool:
+        """Whether each head's query and key are normalised before they turn."""
+        return self.architecture in ("gemma3", "qwen3vl")
+
+    @property
+    def position_axes(self) -> int | None:
+        """The A of rotary positions [A, B, T]; None for [B, T]."""
+        return None if self.mrope_section is None else len(self.mrope_section)
 
     @property
     def layer_types(self) -> tuple[LayerType, ...]:
@@ -49,13 +83,22 @@ class ModelSpec:
             head_dim=self.head_dim,
             rope_theta=self.theta,
             max_position_embeddings=self.context,
-            # GGUF stores the query and key rows of Llama permuted to GPT-J's pairs.
-            is_neox_style=self.is_gemma,
+            is_neox_style=self.is_neox_style,
+            axis_of_frequency=self._axis_of_frequency(),
         )
         if not self.is_gemma:
             return {"full_attention": full}
         local = dataclasses.replace(full, rope_theta=_GEMMA_LOCAL_THETA)
         return {"full_attention": full, "sliding_attention": local}
+
+    def _axis_of_frequency(self) -> tuple[int, ...] | None:
+        if self.mrope_section is None:
+            return None
+        return mrope_axes(
+            self.mrope_section,
+            rotary_dim=self.head_dim,
+            order="interleaved" if self.architecture == "qwen3vl" else "chunked",
+        )
 
 
 def read_spec(metadata: Mapping[str, Any]) -> ModelSpec:
