@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from flax import nnx
 from rich.console import Console
 
@@ -23,6 +24,7 @@ from jrope.demo.figures import (
     peak_resident_bytes,
 )
 from jrope.demo.gguf_file import GgufError
+from jrope.demo.media import grid_starts
 from jrope.demo.model import Decoder
 from jrope.demo.options import PAGE_SIZE, Options, parse_options
 from jrope.demo.paged_cache import PageBook
@@ -34,7 +36,7 @@ from jrope.demo.selfcheck import GoldenResult, SelfCheck, ServedResult
 from jrope.demo.sources import SOURCES, Parts
 from jrope.demo.tokenizer import Tokenizer
 from jrope.demo.weights import CHECKPOINTS, WeightsError
-from jrope.positions import PositionSpec, warmup
+from jrope.positions import BatchPositions, PositionSpec
 
 _SPARE_PAGES = 32  # for prefixes that nobody uses at the moment
 
@@ -79,14 +81,24 @@ def _build(parts: Parts, configs: RopeConfigs, stage: Stage) -> Decoder:
     return Decoder(fetch, parts.spec, configs)
 
 
-def compile_steps(engine: Engine, stage: Stage) -> None:
+def compile_steps(engine: Engine, loaded: Loaded, stage: Stage) -> None:
     """Compiles everything that serving will run, on the device and on the host."""
-    warmup()
+    stage.advance(0, len(engine.shapes), "positions")
+    _compile_positions(loaded)
     for done, (name, shape) in enumerate(engine.shapes.items()):
         stage.advance(done, len(engine.shapes), f"{name} {list(shape)}")
         engine.compile(name)
     shapes = (f"{name} {list(shape)}" for name, shape in engine.shapes.items())
     stage.note = f"{engine.programs} programs: " + ", ".join(shapes)
+
+
+def _compile_positions(loaded: Loaded) -> None:
+    """Has numba compile what the positions of these requests need, and no more."""
+    for request in loaded.requests:
+        request.make_plan(loaded.positions)
+        grid_starts(request.plan, request.media, 0, 1)
+    batch = BatchPositions(loaded.positions, 1, max_tokens=1, max_position=1)
+    batch.step(*np.zeros((3, 0), np.int32))
 
 
 def check(
@@ -164,7 +176,7 @@ def run(options: Options, report: Report) -> Figures:
         loaded = load(options, fault, loading)
     with report.stage("compile") as compiling:
         engine = _make_engine(options, loaded.model)
-        compile_steps(engine, compiling)
+        compile_steps(engine, loaded, compiling)
     served = serve(options, loaded, engine, fault, report)
     with report.stage("check") as checking:
         golden, redone = check(options, loaded, checking)

@@ -31,7 +31,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     """Reads the command line; exits with 2 and says why if it makes no sense."""
     parser = argparse.ArgumentParser(
         prog="python -m jrope.demo",
-        description="Serves a real language model through jrope layers: continuous "
+        description="Serves a language model through jrope layers: continuous "
         "batching, paged cache, chunked prefill, prefix hits, two compiled programs.",
     )
     add = parser.add_argument
