@@ -1,7 +1,7 @@
 # make demo | test | peers | lint | notebooks | bench | docs: each builds its own .venv first.
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #   VENV=.venv          where
-#   MODEL=smollm2       what `make demo` serves: smollm2 or gemma3
+#   MODEL=smollm2       what `make demo` serves: smollm2, gemma3 or tiny-qwen2-vl
 #   ARGS=...            more arguments for the program
 
 PYTHON ?= python3
@@ -16,7 +16,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help:
 	@sed -n '1,5s/^# //p' Makefile
 
-demo: $(VENV)/.have-demo $(VENV)/.have-weights-$(MODEL)
+# Models without a file of pins have no weights to fetch.
+demo: $(VENV)/.have-demo $(patsubst jrope/demo/pins/%.txt,$(VENV)/.have-weights-%,\
+  $(wildcard jrope/demo/pins/$(MODEL).txt))
 	$(BIN)/python -m jrope.demo --model $(MODEL) $(ARGS)
 
 test: $(VENV)/.have-test $(VENV)/.have-weights-smollm2 $(VENV)/.have-weights-gemma3

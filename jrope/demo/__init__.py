@@ -1,1 +1,1 @@
-"""Serves a real language model through jrope layers: `python -m jrope.demo`."""
+"""Serves a language model through jrope layers: `python -m jrope.demo`."""

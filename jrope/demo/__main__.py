@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from flax import nnx
 from rich.console import Console
 
@@ -22,23 +23,20 @@ from jrope.demo.figures import (
     make_figures,
     peak_resident_bytes,
 )
-from jrope.demo.gguf_file import GgufError, GgufFile
+from jrope.demo.gguf_file import GgufError
+from jrope.demo.media import grid_starts
 from jrope.demo.model import Decoder
 from jrope.demo.options import PAGE_SIZE, Options, parse_options
 from jrope.demo.paged_cache import PageBook
 from jrope.demo.prompts import make_requests
 from jrope.demo.report import Report, Stage
-from jrope.demo.scheduler import (
-    Request,
-    RequestError,
-    Scheduler,
-    Totals,
-    check_requests,
-)
+from jrope.demo.requests import Request, RequestError, check_requests
+from jrope.demo.scheduler import Scheduler, Totals
 from jrope.demo.selfcheck import GoldenResult, SelfCheck, ServedResult
-from jrope.demo.spec import ModelSpec, read_spec
-from jrope.demo.tokenizer import Tokenizer, make_tokenizer
-from jrope.demo.weights import CHECKPOINTS, WeightsError, load_bytes
+from jrope.demo.sources import SOURCES, Parts
+from jrope.demo.tokenizer import Tokenizer
+from jrope.demo.weights import CHECKPOINTS, WeightsError
+from jrope.positions import BatchPositions, PositionSpec
 
 _SPARE_PAGES = 32  # for prefixes that nobody uses at the moment
 
@@ -49,44 +47,44 @@ class Loaded:
 
     model: Decoder
     tokenizer: Tokenizer
+    positions: PositionSpec
     requests: list[Request]
 
 
 def load(options: Options, fault: Fault, stage: Stage) -> Loaded:
     """Reads the weights, builds the model, prepares the requests."""
-    checkpoint = CHECKPOINTS[options.model]
-    buffer = load_bytes(
-        checkpoint,
-        options.gguf,
-        on_progress=lambda done, all: stage.advance(done, all, "checking the weights"),
-    )
-    file = GgufFile(buffer)
-    spec, tokenizer = read_spec(file.metadata), make_tokenizer(file.metadata)
-    configs = fault.change_configs(spec.rope_configs())
-    requests = make_requests(options.model, tokenizer, options.prompts)
-    if options.context > spec.context:
-        raise RequestError(f"--context must be at most the model's {spec.context}")
+    source = SOURCES[options.model]
+    parts = source.read(options.gguf, stage.advance)
+    configs = fault.change_configs(parts.spec.rope_configs())
+    requests = make_requests(options.model, parts.tokenizer, options.prompts)
+    if options.context > (most := parts.spec.context):
+        raise RequestError(f"--context must be at most the model's {most}")
     check_requests(requests, context=options.context, new_tokens=options.new_tokens)
-    model = _build(file, spec, configs, stage)
+    model = _build(parts, configs, stage)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
-    stage.note = f"{numbers / 1e6:.0f} million weights, every byte as published"
-    return Loaded(model=model, tokenizer=tokenizer, requests=requests)
+    stage.note = f"{numbers / 1e6:.3g} million weights, {source.origin}"
+    return Loaded(
+        model=model,
+        tokenizer=parts.tokenizer,
+        positions=parts.positions,
+        requests=requests,
+    )
 
 
-def _build(
-    file: GgufFile, spec: ModelSpec, configs: RopeConfigs, stage: Stage
-) -> Decoder:
-    done = iter(range(1, len(file.tensors) + 1))
+def _build(parts: Parts, configs: RopeConfigs, stage: Stage) -> Decoder:
+    done = iter(range(1, parts.tensors + 1))
 
     def fetch(name: str):
-        stage.advance(next(done), len(file.tensors), "unpacking the weights")
-        return file.tensors[name].to_float32()
+        stage.advance(next(done), parts.tensors, "unpacking the weights")
+        return parts.fetch(name)
 
-    return Decoder(fetch, spec, configs)
+    return Decoder(fetch, parts.spec, configs)
 
 
-def compile_steps(engine: Engine, stage: Stage) -> None:
-    """Compiles everything that serving will run."""
+def compile_steps(engine: Engine, loaded: Loaded, stage: Stage) -> None:
+    """Compiles everything that serving will run, on the device and on the host."""
+    stage.advance(0, len(engine.shapes), "positions")
+    _compile_positions(loaded)
     for done, (name, shape) in enumerate(engine.shapes.items()):
         stage.advance(done, len(engine.shapes), f"{name} {list(shape)}")
         engine.compile(name)
@@ -94,13 +92,24 @@ def compile_steps(engine: Engine, stage: Stage) -> None:
     stage.note = f"{engine.programs} programs: " + ", ".join(shapes)
 
 
+def _compile_positions(loaded: Loaded) -> None:
+    """Has numba compile what the positions of these requests need, and no more."""
+    for request in loaded.requests:
+        request.make_plan(loaded.positions)
+        grid_starts(request.plan, request.media, 0, 1)
+    batch = BatchPositions(loaded.positions, 1, max_tokens=1, max_position=1)
+    batch.step(*np.zeros((3, 0), np.int32))
+
+
 def check(
     options: Options, loaded: Loaded, stage: Stage
-) -> tuple[GoldenResult, list[ServedResult]]:
-    """Compares with the golden logits and with one pass over each sequence."""
+) -> tuple[GoldenResult | None, list[ServedResult]]:
+    """Compares with golden logits, if any, and with one pass over each sequence."""
     checker, requests = SelfCheck(loaded.model), loaded.requests
-    stage.advance(0, len(requests) + 1, "golden logits")
-    golden = checker.golden(options.model, loaded.tokenizer)
+    golden = None
+    if options.model in CHECKPOINTS:
+        stage.advance(0, len(requests) + 1, "golden logits")
+        golden = checker.golden(options.model, loaded.tokenizer)
     redone: list[ServedResult] = []
     for done, request in enumerate(requests):
         stage.advance(
@@ -134,6 +143,7 @@ def serve(
         loaded.requests,
         new_tokens=options.new_tokens,
         stop=loaded.tokenizer.stop,
+        positions=loaded.positions,
         fault=fault,
     )
     start = time.perf_counter()
@@ -161,12 +171,12 @@ def run(options: Options, report: Report) -> Figures:
     """
     start = time.perf_counter()
     fault = FAULTS[options.fault]() if options.fault else Fault()
-    report.opening(CHECKPOINTS[options.model], options.fault)
+    report.opening(SOURCES[options.model], options.fault)
     with report.stage("load") as loading:
         loaded = load(options, fault, loading)
     with report.stage("compile") as compiling:
         engine = _make_engine(options, loaded.model)
-        compile_steps(engine, compiling)
+        compile_steps(engine, loaded, compiling)
     served = serve(options, loaded, engine, fault, report)
     with report.stage("check") as checking:
         golden, redone = check(options, loaded, checking)

@@ -14,26 +14,29 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jrope.demo.media import MediaRows
 from jrope.demo.model import Decoder
 
 SAMPLE_STRIDE = 64  # every 64th logit is kept for the self-check
 
 
 class Batch(NamedTuple):
-    """What a step needs of its B sequences: int32 arrays made on the host.
+    """What a step needs of its B sequences: arrays made on the host, integers int32.
 
     Attributes:
       tokens: ids [B, T].
       positions: [B, T]; negative where there is no token.
-      rope_positions: [B, T], what the rotary layers are told: `positions`, unless
-        something is broken on purpose.
+      rope_positions: what the rotary layers are told, [3, B, T] for M-RoPE and [B, T]
+        else, negative as `positions` are.
       table: page numbers [B, pages a sequence].
+      media: images and videos among the tokens; None if the model takes none.
     """
 
     tokens: np.ndarray
     positions: np.ndarray
     rope_positions: np.ndarray
     table: np.ndarray
+    media: MediaRows | None = None
 
 
 class StepResult(NamedTuple):
@@ -149,7 +152,7 @@ class Engine:
         self.context = context
         self.page_size = page_size
         self.pages = pages
-        spec = model.spec
+        self._spec = spec = model.spec
         shape = (pages, page_size, spec.key_heads, spec.head_dim)
 
         def zeros() -> tuple[jax.Array, ...]:
@@ -160,8 +163,12 @@ class Engine:
     def empty_batch(self, shape: tuple[int, int]) -> Batch:
         """A batch [B, T] in which nothing is a token."""
         table = np.zeros((shape[0], self.context // self.page_size), np.int32)
-        nowhere = np.full(shape, -1, np.int32)
-        return Batch(np.zeros(shape, np.int32), nowhere, nowhere.copy(), table)
+        tokens, nowhere = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
+        if not self._spec.takes_media:
+            return Batch(tokens, nowhere, nowhere.copy(), table)
+        axes = np.full((3, *shape), -1, np.int32)
+        media = MediaRows.empty(shape, self._spec.width)
+        return Batch(tokens, nowhere, axes, table, media)
 
     def compile(self, name: str) -> None:
         """Compiles the step for the shape of "prefill" or "decode" by running it."""
@@ -171,7 +178,7 @@ class Engine:
         """Runs one step and waits for what it gives."""
         # On CPU, JAX may read an aligned numpy array in place while the step is in
         # flight, so it gets arrays that nobody will fill again.
-        mine = Batch(*(array.copy() for array in batch))
+        mine = jax.tree.map(np.copy, batch)
         tokens, sample, self._pool = self._step(
             state=self._state, pool=self._pool, batch=mine
         )
@@ -196,7 +203,7 @@ def _step(
     positions = jnp.asarray(batch.positions)
     memory = PagedMemory(pool, jnp.asarray(batch.table), positions)
     features = model(
-        model.embed(jnp.asarray(batch.tokens)),
+        embed(model, jnp.asarray(batch.tokens), batch.media),
         positions,
         memory,
         model.rotations(jnp.asarray(batch.rope_positions)),
@@ -207,6 +214,16 @@ def _step(
     )
     tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     return tokens, sample_logits(logits, tokens), memory.pool
+
+
+def embed(
+    model: Decoder, tokens: Int[Array, "B T"], media: MediaRows | None
+) -> Float[Array, "B T D"]:
+    """What the first layer takes: embeddings of tokens, features in media."""
+    x = model.embed(tokens)
+    if media is None:
+        return x
+    return jnp.where(jnp.asarray(media.is_media)[..., None], media.features, x)
 
 
 def sample_logits(

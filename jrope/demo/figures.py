@@ -11,7 +11,8 @@ from typing import Literal
 import jax
 
 from jrope.demo.faults import FaultName
-from jrope.demo.scheduler import Request, Totals
+from jrope.demo.requests import Request
+from jrope.demo.scheduler import Totals
 from jrope.demo.selfcheck import TOLERANCE, GoldenResult, ServedResult
 from jrope.demo.weights import ModelName
 
@@ -44,6 +45,12 @@ class Figures:
     """Everything that was measured.
 
     Attributes:
+      self_check: of what was served, and of the golden logits where there are any.
+      golden: of the golden logits alone; "none" for a model whose weights are not
+        published, and then the figures of them are None.
+      images, videos, distinct_grids: in the prompts.
+      media_tokens: of the prompts' tokens those that stand for images and videos.
+      media_cuts: how often a chunk or a prefix hit ended inside one.
       seconds_to_first_token_with_hit, seconds_to_first_token_without_hit: medians over
         prompts of 128 tokens or more, from a request's admission to a slot; with a hit
         means that at least half of the prompt was found. None where there are none.
@@ -55,9 +62,10 @@ class Figures:
     jax_version: str
     platform: str
     self_check: Literal["ok", "fail"]
-    golden_logit_difference: float
-    golden_argmax_equal: int
-    golden_tokens: int
+    golden: Literal["ok", "fail", "none"]
+    golden_logit_difference: float | None
+    golden_argmax_equal: int | None
+    golden_tokens: int | None
     worst_logit_difference: float
     served_tokens_agreeing: int
     served_tokens: int
@@ -66,6 +74,11 @@ class Figures:
     recompiles_after_warmup: int
     requests: int
     prompt_tokens: int
+    images: int
+    videos: int
+    distinct_grids: int
+    media_tokens: int
+    media_cuts: int
     prefix_hit_tokens: int
     prefix_hit_rate: float
     prefill_tokens_per_second: float
@@ -100,7 +113,7 @@ def make_figures(
     *,
     model: ModelName,
     broken: FaultName | None,
-    golden: GoldenResult,
+    golden: GoldenResult | None,
     redone: Sequence[ServedResult],
     programs: int,
     recompiles: int,
@@ -111,15 +124,18 @@ def make_figures(
 ) -> Figures:
     """Works the figures out of what each stage left."""
     prompt_tokens = sum(len(request.prompt) for request in requests)
+    media = [medium for request in requests for medium in request.media]
+    all_ok = (golden is None or golden.ok) and all(one.ok for one in redone)
     return Figures(
         model=model,
         broken=broken,
         jax_version=jax.__version__,
         platform=jax.default_backend(),
-        self_check="ok" if golden.ok and all(one.ok for one in redone) else "fail",
-        golden_logit_difference=golden.difference,
-        golden_argmax_equal=golden.argmax_equal,
-        golden_tokens=golden.tokens,
+        self_check="ok" if all_ok else "fail",
+        golden="none" if golden is None else "ok" if golden.ok else "fail",
+        golden_logit_difference=None if golden is None else golden.difference,
+        golden_argmax_equal=None if golden is None else golden.argmax_equal,
+        golden_tokens=None if golden is None else golden.tokens,
         worst_logit_difference=_worst([one.difference for one in redone]),
         served_tokens_agreeing=sum(one.agreeing for one in redone),
         served_tokens=sum(one.tokens for one in redone),
@@ -127,6 +143,11 @@ def make_figures(
         recompiles_after_warmup=recompiles,
         requests=len(requests),
         prompt_tokens=prompt_tokens,
+        images=sum(medium.kind == "image" for medium in media),
+        videos=sum(medium.kind == "video" for medium in media),
+        distinct_grids=len({medium.grid_thw for medium in media}),
+        media_tokens=sum(len(medium.features) for medium in media),
+        media_cuts=totals.media_cuts,
         prefix_hit_tokens=totals.hit_tokens,
         prefix_hit_rate=totals.hit_tokens / prompt_tokens,
         prefill_tokens_per_second=_rate(totals.prefill_tokens, totals.prefill_seconds),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jrope.demo.faults import FAULTS, FaultName
+from jrope.demo.sources import SOURCES
 from jrope.demo.weights import CHECKPOINTS, ModelName
 
 PAGE_SIZE = 32  # tokens a page of the cache
@@ -30,11 +31,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     """Reads the command line; exits with 2 and says why if it makes no sense."""
     parser = argparse.ArgumentParser(
         prog="python -m jrope.demo",
-        description="Serves a real language model through jrope layers: continuous "
+        description="Serves a language model through jrope layers: continuous "
         "batching, paged cache, chunked prefill, prefix hits, two compiled programs.",
     )
     add = parser.add_argument
-    add("--model", choices=sorted(CHECKPOINTS), default="smollm2")
+    add("--model", choices=sorted(SOURCES), default="smollm2")
     add("--gguf", type=Path, help="the model's file, if not in an installed package")
     add("--prompt", action="append", default=[], help="serve this too (repeatable)")
     add("--slots", type=_positive, default=4, help="answers that go on together")
@@ -48,6 +49,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         parser.error(f"--context must be a multiple of {PAGE_SIZE}, got {got.context}")
     if got.chunk > got.context:
         parser.error(f"--chunk must be at most --context {got.context}")
+    if got.gguf and got.model not in CHECKPOINTS:
+        parser.error(f"--gguf is for models that come as a file, not {got.model}")
     if not all(prompt.strip() for prompt in got.prompt):
         parser.error("--prompt must not be empty")
     return Options(

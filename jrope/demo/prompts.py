@@ -3,7 +3,8 @@
 import importlib.resources
 from collections.abc import Sequence
 
-from jrope.demo.scheduler import Request
+from jrope.demo.requests import Request
+from jrope.demo.tiny import Picture, encode_parts
 from jrope.demo.tokenizer import Tokenizer
 from jrope.demo.weights import ModelName
 
@@ -13,6 +14,8 @@ from jrope.demo.weights import ModelName
 _WAIT = 12
 
 _HALF, _WHOLE = 2, 4  # paragraphs of the document
+
+Parts = tuple[str | Picture, ...]  # of a prompt, in order
 
 
 def sample_text() -> str:
@@ -26,8 +29,10 @@ def _document(paragraphs: int) -> str:
     return "\n\n".join(story.split("\n\n")[:paragraphs])
 
 
-def _questions(model: ModelName) -> list[tuple[str, str]]:
-    """Ten (question, prompt): five on one document, whose pages are used again."""
+def _questions(model: ModelName) -> list[tuple[str, Parts]]:
+    """Ten (question, prompt): some on one document, whose pages are used again."""
+    if model == "tiny-qwen2-vl":
+        return [("".join(map(str, parts[1:])), parts) for parts in _picture_prompts()]
     if model == "smollm2":
         template = (
             "Read this text and answer the question.\n\nText: {document}\n\n"
@@ -57,11 +62,38 @@ def _questions(model: ModelName) -> list[tuple[str, str]]:
         (_WHOLE, "Which birds did he draw?"),
     ]
     asked = [
-        (question, template.format(document=_document(length), question=question))
+        (question, (template.format(document=_document(length), question=question),))
         for length, question in about
     ]
-    unrelated = [(text, text) for text in others]
+    unrelated = [(text, (text,)) for text in others]
     return [each for pair in zip(asked, unrelated, strict=True) for each in pair]
+
+
+def _picture_prompts() -> list[Parts]:
+    """Ten prompts with pictures of differing grids, some of them shown again.
+
+    The street has the grid of the harbour and so the same token ids: a cache that went
+    by these would take one for the other.
+    """
+    ask = "Look closely, then answer the question in a single short sentence. "
+    harbour = Picture(kind="image", grid_thw=(1, 20, 28), seed=1)
+    street = Picture(kind="image", grid_thw=(1, 20, 28), seed=2)
+    chart = Picture(kind="image", grid_thw=(1, 12, 34), seed=3)
+    stamp = Picture(kind="image", grid_thw=(1, 8, 6), seed=4)
+    film = Picture(kind="video", grid_thw=(6, 12, 16), seed=5)
+    clip = Picture(kind="video", grid_thw=(3, 16, 10), seed=6)
+    return [
+        (ask, film, "Who comes through the door?"),
+        (ask, "What is the capital of France?"),
+        (ask, harbour, "How many boats are there?"),
+        (ask, chart, "Where on this chart was this stamp used? ", stamp),
+        (ask, harbour, "Which flag do they fly?"),
+        (ask, street, "How many boats are there?"),
+        (ask, film, "Who leaves first?"),
+        (ask, clip, "Does this ship lie in that harbour? ", harbour),
+        (ask, "At what temperature does water boil?"),
+        (ask, stamp, stamp, "Are these the same?"),
+    ]
 
 
 def make_requests(
@@ -74,11 +106,13 @@ def make_requests(
       tokenizer: of that model.
       own: further prompts; they arrive first.
     """
-    asked = [*((text, text) for text in own), *_questions(model)]
-    requests = [
-        Request(name=i, text=text, prompt=tokenizer.encode_prompt(prompt), arrival=0)
-        for i, (text, prompt) in enumerate(asked)
-    ]
+    asked = [*((text, (text,)) for text in own), *_questions(model)]
+    requests: list[Request] = []
+    for name, (text, parts) in enumerate(asked):
+        ids, media = encode_parts(parts, tokenizer)
+        requests.append(
+            Request(name=name, text=text, prompt=ids, arrival=0, media=media)
+        )
     first = requests[: len(own) + 2]
     start = sum(len(request.prompt) for request in first)
     for turn, request in enumerate(requests[len(first) :]):

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from jrope.demo.figures import Figures
-from jrope.demo.scheduler import Request
+from jrope.demo.requests import Request
 from jrope.demo.selfcheck import ServedResult
+from jrope.demo.sources import Source
 from jrope.demo.tokenizer import Tokenizer
-from jrope.demo.weights import Checkpoint
 
 _MIB = 1 << 20
 _QUESTION_LENGTH = 44  # of a question at the most: it shares a line with two numbers
@@ -55,15 +55,15 @@ class Report:
         """Writes nothing yet."""
         self._console = console
 
-    def opening(self, checkpoint: Checkpoint, broken: str | None) -> None:
+    def opening(self, source: Source, broken: str | None) -> None:
         """Says what is about to run."""
         versions = f"jax {jax.__version__}, {jax.default_backend()}"
         self._console.print(
             Text.assemble(
-                ("jrope demo", "bold"), f"  {checkpoint.title}  ", (versions, "dim")
+                ("jrope demo", "bold"), f"  {source.title}  ", (versions, "dim")
             )
         )
-        self._console.print(Text(f"weights: {checkpoint.notice}", "dim"))
+        self._console.print(Text(f"weights: {source.weights}", "dim"))
         if broken:
             self._console.print(
                 Text(f"Broken on purpose: {broken}. The check must fail.", "bold red")
@@ -233,6 +233,7 @@ def _figure_table(figures: Figures) -> Table:
             f"{figures.prefix_hit_tokens} of {figures.prompt_tokens} prompt tokens "
             f"({figures.prefix_hit_rate:.0%})",
         ),
+        *_media(figures),
         (
             "programs",
             f"{figures.programs}, compiled while serving: "
@@ -255,15 +256,35 @@ def _figure_table(figures: Figures) -> Table:
     return table
 
 
+def _media(figures: Figures) -> list[tuple[str, str]]:
+    """A line for models that take any."""
+    if not figures.media_tokens:
+        return []
+    shown = (
+        f"{figures.images} images, {figures.videos} videos, {figures.distinct_grids} "
+        f"grids, {figures.media_tokens} tokens; a chunk or a hit ended inside one "
+        f"{figures.media_cuts} times"
+    )
+    return [("pictures", shown)]
+
+
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
 
 
-def _verdict(figures: Figures) -> Panel:
-    lines = (
+def _golden(figures: Figures) -> str:
+    if figures.golden_logit_difference is None:
+        return "golden logits: none, since these weights are published nowhere"
+    return (
         f"golden logits of transformers: {figures.golden_argmax_equal} of "
         f"{figures.golden_tokens} tokens equal, largest difference "
-        f"{figures.golden_logit_difference:.1e}\n"
+        f"{figures.golden_logit_difference:.1e}"
+    )
+
+
+def _verdict(figures: Figures) -> Panel:
+    lines = (
+        f"{_golden(figures)}\n"
         f"served against one pass: {figures.served_tokens_agreeing} of "
         f"{figures.served_tokens} tokens agree, largest difference "
         f"{figures.worst_logit_difference:.1e}\n"

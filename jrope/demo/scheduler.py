@@ -8,60 +8,34 @@ Requests come and go between turns; the shapes that the device sees never change
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from jrope.demo.engine import Batch, StepResult
 from jrope.demo.faults import Fault, StepFacts
+from jrope.demo.media import grid_starts
 from jrope.demo.paged_cache import PageBook
+from jrope.demo.requests import Request, RequestError, check_requests
+from jrope.positions import BatchPositions, PositionSpec, spec
 
+_ONE_AXIS = spec("text")
 
-class RequestError(ValueError):
-    """A request could never be served."""
-
-
-@dataclasses.dataclass(kw_only=True, eq=False)
-class Request:
-    """One prompt and what became of it.
-
-    Attributes:
-      name: its number, for people.
-      text: what people are shown of the prompt.
-      prompt: all its token ids.
-      arrival: it arrives when the server has computed this many tokens.
-      computed: prompt tokens whose keys and values are in the pool.
-      hit_tokens: those of them that another request had computed.
-      pages: of the pool, in order.
-      output: token ids of the answer.
-      samples: for each of them, what `StepResult.sample` held.
-      arrived, admitted, first_token, finished: moments, seconds.
-    """
-
-    name: int
-    text: str
-    prompt: list[int]
-    arrival: int
-    computed: int = 0
-    hit_tokens: int = 0
-    pages: list[int] = dataclasses.field(default_factory=list)
-    output: list[int] = dataclasses.field(default_factory=list)
-    samples: list[np.ndarray] = dataclasses.field(default_factory=list)
-    arrived: float = 0.0
-    admitted: float = 0.0
-    first_token: float = 0.0
-    finished: float = 0.0
-
-    @property
-    def is_decoding(self) -> bool:
-        """Whether the whole prompt is computed."""
-        return self.computed == len(self.prompt)
+# A row of a batch: whose it is, and the tokens to compute.
+Row = tuple[Request, Sequence[int]]
 
 
 @dataclasses.dataclass(kw_only=True)
 class Totals:
-    """What the loop has done so far; seconds are those spent in steps."""
+    """What the loop has done so far.
+
+    Attributes:
+      prefill_tokens, prefill_steps, prefill_seconds: seconds are those in steps.
+      decode_tokens, decode_steps, decode_seconds: likewise.
+      hit_tokens: found in pages that another request had computed.
+      media_cuts: how often a chunk or a hit ended inside an image or a video.
+    """
 
     prefill_tokens: int = 0
     prefill_steps: int = 0
@@ -70,6 +44,7 @@ class Totals:
     decode_steps: int = 0
     decode_seconds: float = 0.0
     hit_tokens: int = 0
+    media_cuts: int = 0
 
 
 class Runner(Protocol):
@@ -94,26 +69,6 @@ class Runner(Protocol):
         ...
 
 
-def check_requests(
-    requests: Sequence[Request], *, context: int, new_tokens: int
-) -> None:
-    """Checks that prompts and answers fit the context.
-
-    Raises:
-      RequestError: if one does not.
-    """
-    for request in requests:
-        length = len(request.prompt)
-        if not length:
-            raise RequestError(f"prompt {request.name} is empty")
-        if length + new_tokens > context:
-            raise RequestError(
-                f"prompt {request.name} must fit the context of {context} with its "
-                f"{new_tokens} new tokens, got {length} tokens; shorten it or raise "
-                f"--context"
-            )
-
-
 class Scheduler:
     """Serves requests to their end.
 
@@ -123,6 +78,7 @@ class Scheduler:
       requests: in the order in which they arrive.
       new_tokens: the most that an answer may have.
       stop: ids that end an answer.
+      positions: the rule of rotary positions.
       fault: moves the positions that the rotary layers are told.
 
     Raises:
@@ -137,11 +93,16 @@ class Scheduler:
         *,
         new_tokens: int,
         stop: frozenset[int] = frozenset(),
+        positions: PositionSpec = _ONE_AXIS,
         fault: Fault | None = None,
     ) -> None:
         """Checks that every request fits."""
         self.totals = Totals()
-        self.slots: list[Request | None] = [None] * runner.shapes["decode"][0]
+        slots, chunk = runner.shapes["decode"][0], runner.shapes["prefill"][1]
+        self.slots: list[Request | None] = [None] * slots
+        self._positions = BatchPositions(
+            positions, slots, max_tokens=max(slots, chunk), max_position=runner.context
+        )
         self._runner, self._book = runner, book
         self._coming = collections.deque(sorted(requests, key=lambda r: r.arrival))
         self._waiting: collections.deque[Request] = collections.deque()
@@ -200,11 +161,13 @@ class Scheduler:
                 return
             request = self._waiting.popleft()
             request.admitted = time.perf_counter()
+            request.make_plan(self._positions.spec)
+            self._positions.add(slot, request.plan)
             self.slots[slot] = request
 
     def _reserve(self, request: Request) -> bool:
         """Takes all pages that a request will ever need, or none."""
-        known = self._book.match(request.prompt)
+        known = self._book.match(request.cache_keys)
         missing = self._pages_needed(request) - len(known)
         if missing > self._book.available:
             self._book.release(known)
@@ -212,20 +175,22 @@ class Scheduler:
         request.pages = known + [self._book.take() for _ in range(missing)]
         request.computed = request.hit_tokens = len(known) * self._book.page_size
         self.totals.hit_tokens += request.hit_tokens
+        self._count_cut(request)
         return True
 
     def _prefill(self, request: Request) -> None:
         """Computes the next chunk of a prompt; the last one gives the first token."""
-        shape = self._runner.shapes["prefill"]
-        end = min(request.computed + shape[1], len(request.prompt))
-        batch = self._runner.empty_batch(shape)
-        self._fill(batch, 0, request, request.prompt[request.computed : end])
+        chunk = self._runner.shapes["prefill"][1]
+        end = min(request.computed + chunk, len(request.prompt))
+        new = request.prompt[request.computed : end]
+        batch = self._make_batch("prefill", {0: (request, new)})
         result, seconds = self._timed(batch)
         self.totals.prefill_tokens += end - request.computed
         self.totals.prefill_steps += 1
         self.totals.prefill_seconds += seconds
         request.computed = end
-        self._book.publish(request.prompt[:end], request.pages)
+        self._count_cut(request)
+        self._book.publish(request.cache_keys[:end], request.pages)
         if request.is_decoding:
             request.first_token = time.perf_counter()
             self._accept(request, result, 0)
@@ -234,9 +199,8 @@ class Scheduler:
 
     def _decode(self, decoding: dict[int, Request]) -> None:
         """Computes the next token of every answer under way."""
-        batch = self._runner.empty_batch(self._runner.shapes["decode"])
-        for slot, request in decoding.items():
-            self._fill(batch, slot, request, request.output[-1:])
+        rows = {slot: (r, r.output[-1:]) for slot, r in decoding.items()}
+        batch = self._make_batch("decode", rows)
         result, seconds = self._timed(batch)
         self.totals.decode_tokens += len(decoding)
         self.totals.decode_steps += 1
@@ -244,21 +208,48 @@ class Scheduler:
         for slot, request in decoding.items():
             self._accept(request, result, slot)
 
+    def _make_batch(self, name: str, rows: Mapping[int, Row]) -> Batch:
+        """A batch of that shape, and the rotary positions of all its rows at once."""
+        batch = self._runner.empty_batch(self._runner.shapes[name])
+        asked = [
+            (self.slots.index(request), request.pending, len(new))
+            for request, new in rows.values()
+        ]
+        slots, computed, scheduled = np.asarray(asked, np.int32).T.copy()
+        found = self._positions.step(slots, computed, scheduled)
+        windows = np.split(found, np.cumsum(scheduled)[:-1], axis=1)
+        for (row, (request, new)), window in zip(rows.items(), windows, strict=True):
+            self._fill(batch, row, request, new, window)
+        return batch
+
     def _fill(
-        self, batch: Batch, row: int, request: Request, tokens: Sequence[int]
+        self,
+        batch: Batch,
+        row: int,
+        request: Request,
+        new: Sequence[int],
+        rope_positions: np.ndarray,
     ) -> None:
-        """Writes a request's next tokens into its row of the batch."""
-        start = request.computed + max(len(request.output) - 1, 0)
-        positions = np.arange(start, start + len(tokens), dtype=np.int32)
+        """Writes a request's next tokens and their positions [A, T] into its row."""
+        start, stop = request.pending, request.pending + len(new)
         step = StepFacts(
             chunk=start // self._runner.shapes["prefill"][1],
             prefix_hit=request.hit_tokens > 0,
             decoding=request.is_decoding,
+            delta=int(request.plan.delta),
+            grid_starts=grid_starts(request.plan, request.media, start, stop),
         )
-        batch.tokens[row, : len(tokens)] = tokens
-        batch.positions[row, : len(tokens)] = positions
-        batch.rope_positions[row, : len(tokens)] = self._fault.move(positions, step)
+        columns = slice(0, len(new))
+        batch.tokens[row, columns] = new
+        batch.positions[row, columns] = np.arange(start, stop, dtype=np.int32)
+        batch.rope_positions[..., row, columns] = self._fault.move(rope_positions, step)
         batch.table[row, : len(request.pages)] = request.pages
+        if batch.media is not None:
+            batch.media.write(row, request.media, start, stop)
+
+    def _count_cut(self, request: Request) -> None:
+        cut = request.computed
+        self.totals.media_cuts += any(m.start < cut < m.stop for m in request.media)
 
     def _timed(self, batch: Batch) -> tuple[StepResult, float]:
         start = time.perf_counter()
@@ -271,5 +262,7 @@ class Scheduler:
         if request.output[-1] in self._stop or len(request.output) == self._new_tokens:
             request.finished = time.perf_counter()
             self._book.release(request.pages)
-            self.slots[self.slots.index(request)] = None
+            slot = self.slots.index(request)
+            self._positions.remove(slot)
+            self.slots[slot] = None
         self._on_progress(request)

@@ -1,8 +1,9 @@
 """Checks what was served against two things that do not come from jrope.
 
-1. Golden logits: what transformers computes in float32 from the same weights.
+1. Golden logits: what transformers computes in float32 from the same weights, where
+   these are published.
 2. Every served sequence, done again in one forward pass without chunks, cache or
-   batch, and with the rotation that is written down here a second time.
+   batch, and with positions and a rotation that are written down a second time.
 
 Logits in float32 see every wrong rotation: correct ones agree within 4e-4, the smallest
 fault that was tried moves one by 2.5e-2. Texts do not: off by one in a few positions,
@@ -13,27 +14,24 @@ import dataclasses
 import functools
 import importlib.resources
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jrope.demo.engine import SAMPLE_STRIDE
+from jrope.demo.engine import SAMPLE_STRIDE, embed
+from jrope.demo.media import MediaRows
 from jrope.demo.model import Decoder, NoMemory, Rotate
 from jrope.demo.prompts import sample_text
-from jrope.demo.scheduler import Request
-from jrope.demo.spec import LayerType, ModelSpec
+from jrope.demo.reference import Rows, reference_rotate, reference_rows
+from jrope.demo.requests import Request
+from jrope.demo.spec import LayerType
 from jrope.demo.tokenizer import Tokenizer
 from jrope.demo.weights import ModelName
 
 TOLERANCE = 2e-3  # of a logit
 _ROWS = 32  # logits are made for so many tokens at a time: a vocabulary is wide
-
-# cos and sin of each layer type [T, H/2]
-Rows = dict[LayerType, tuple[jax.Array, jax.Array]]
-RotateRow = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,7 +119,8 @@ class SelfCheck:
             self._state,
             tokens,
             positions,
-            _reference_rows(self._spec, tokens.shape[1]),
+            self._media(request, tokens.shape[1]),
+            reference_rows(self._spec, request, tokens.shape[1]),
         )
         first = len(request.prompt) - 1
         made = list(self._logits(features[0, first : first + len(request.output)]))
@@ -133,6 +132,13 @@ class SelfCheck:
             agreeing=int(np.sum(logits.max(axis=1) - mine <= TOLERANCE)),
             tokens=len(chosen),
         )
+
+    def _media(self, request: Request, length: int) -> MediaRows | None:
+        if not self._spec.takes_media:
+            return None
+        rows = MediaRows.empty((1, length), self._spec.width)
+        rows.write(0, request.media, 0, length)
+        return rows
 
     def _logits(self, features: jax.Array) -> Iterable[np.ndarray]:
         """The logits [V] of each token; features [T, D]."""
@@ -181,48 +187,17 @@ def _features(
     state: nnx.State,
     tokens: jax.Array,
     positions: jax.Array,
+    media: MediaRows | None,
     rows: Rows,
 ) -> jax.Array:
     model = nnx.merge(graph, state)
-    turn = _turn_neox if model.spec.is_neox_style else _turn_gpt_j
     rotations: dict[LayerType, Rotate] = {
-        kind: _reference_rotate(turn, *row) for kind, row in rows.items()
+        kind: reference_rotate(model.spec, *row) for kind, row in rows.items()
     }
-    return model(model.embed(tokens), positions, NoMemory(), rotations)
+    return model(embed(model, tokens, media), positions, NoMemory(), rotations)
 
 
 def _row_logits(
     graph: nnx.GraphDef[Decoder], state: nnx.State, features: jax.Array
 ) -> jax.Array:
     return nnx.merge(graph, state).logits(features)
-
-
-def _reference_rows(spec: ModelSpec, length: int) -> Rows:
-    """Cos and sin of positions 0 to `length` - 1, in float64 and then rounded."""
-    exponents = np.arange(0, spec.head_dim, 2) / spec.head_dim
-    rows: Rows = {}
-    for kind, config in spec.rope_configs().items():
-        angles = np.outer(np.arange(length), config.rope_theta**-exponents)
-        cos, sin = np.cos(angles), np.sin(angles)
-        rows[kind] = jnp.asarray(cos, jnp.float32), jnp.asarray(sin, jnp.float32)
-    return rows
-
-
-def _reference_rotate(turn: RotateRow, cos: jax.Array, sin: jax.Array) -> Rotate:
-    cos, sin = cos[None, :, None, :], sin[None, :, None, :]
-    return lambda query, key: (turn(query, cos, sin), turn(key, cos, sin))
-
-
-def _turn_neox(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates pairs (i, i + H/2)."""
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate(
-        [first * cos - second * sin, second * cos + first * sin], axis=-1
-    )
-
-
-def _turn_gpt_j(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates pairs (2i, 2i + 1)."""
-    first, second = x[..., 0::2], x[..., 1::2]
-    turned = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.stack(turned, axis=-1).reshape(x.shape)

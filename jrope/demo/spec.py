@@ -62,9 +62,9 @@ class ModelSpec:
         return self.architecture in ("gemma3", "qwen3vl")
 
     @property
-    def position_axes(self) -> int | None:
-        """The A of rotary positions [A, B, T]; None for [B, T]."""
-        return None if self.mrope_section is None else len(self.mrope_section)
+    def takes_media(self) -> bool:
+        """Whether images and videos may be in a prompt; positions then have axes."""
+        return self.mrope_section is not None
 
     @property
     def layer_types(self) -> tuple[LayerType, ...]:

