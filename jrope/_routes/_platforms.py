@@ -18,7 +18,8 @@ def canonical_platform(reported: str) -> str:
     Raises:
       ValueError: if the environment variable is malformed.
     """
-    return _from_environment().get(reported, ALIASES.get(reported, reported))
+    name = _from_environment().get(reported, reported)
+    return ALIASES.get(name, name)
 
 
 def _from_environment() -> dict[str, str]:
