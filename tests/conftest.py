@@ -11,6 +11,7 @@ jaxtyping.install_import_hook(
         "jrope._ops",
         "jrope._rotate",
         "jrope._shell",
+        "jrope.hpu",
         "jrope.linen",
         "jrope.nnx",
     ],
