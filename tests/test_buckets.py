@@ -52,15 +52,28 @@ def test_nothing_compiles_after_the_warm_up(compilations):
     assert len(compilations) > warm  # The counter does count.
 
 
-def test_a_call_gets_arrays_that_nobody_refills():
-    seen = []
-    bucketed = BucketedStep(lambda s, b: b["x"] + s, Buckets((4,)), padding={"x": 0})
-    mine = {"x": np.zeros(4, np.float32)}
-    bucketed.warm_up(np.float32(1), mine)
-    for i in range(24):
+def aligned(length):
+    """A float32 array as JAX likes to read in place on CPU: on a 64-byte boundary."""
+    raw = np.zeros(4 * length + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + 4 * length].view(np.float32)
+
+
+def test_arrays_may_be_refilled_while_the_step_runs():
+    length = 1024
+
+    def slow(state, batch):
+        busy = jax.lax.fori_loop(0, 20, lambda _, m: jnp.tanh(m @ m), state)
+        return batch["x"] + 0 * busy.sum()
+
+    bucketed = BucketedStep(slow, Buckets((length,)), padding={"x": 0})
+    state, mine = jnp.ones((300, 300)) / 300, {"x": aligned(length)}
+    bucketed.warm_up(state, mine)
+    outs = []
+    for i in range(8):
         mine["x"][:] = i
-        seen.append(bucketed(np.float32(1), mine))
-    assert [float(out[0]) for out in seen] == [i + 1.0 for i in range(24)]
+        outs.append(bucketed(state, mine))
+    assert [float(out[0]) for out in outs] == list(range(8))
 
 
 def test_padding_is_what_was_asked_for():
@@ -126,5 +139,8 @@ def test_misuse_is_an_error():
         bucketed(state, batch(2))
     bucketed.warm_up(state, batch(2))
     uneven = batch(3)._replace(query=batch(4).query)
+    whole = batch(3)._replace(key=np.zeros((3, H), np.int32))
+    with pytest.raises(TypeError, match="compiled"):
+        bucketed(state, whole)
     with pytest.raises(ValueError, match=r"same tokens on their first axis.*\[3, 4\]"):
         bucketed(state, uneven)
