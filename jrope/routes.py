@@ -111,7 +111,7 @@ def alias(reported: str, platform: str) -> None:
     `JROPE_PLATFORM_ALIASES`, such as `synapse=hpu,other=hpu`, does the same and goes
     first; it is read whenever a program is lowered.
 
-    >>> alias("synapse", "hpu")
+    >>> alias("my_npu", "hpu")
     """
     ALIASES[reported] = canonical_platform(platform)
     jax.clear_caches()
