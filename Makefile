@@ -69,7 +69,7 @@ $(VENV)/.have-weights-%: jrope/demo/pins/%.txt | $(VENV)/.have-python
 	$(PIP) install --no-deps --require-hashes --requirement $<
 	@touch $@
 
-# The PJRT plugin that the stand-in is made of, pinned by hash.
+# The PJRT plugin that the stand-in is made of, for Linux on x86-64, pinned by hash.
 $(VENV)/.have-stand-in: tests/stand_in/pins.txt | $(VENV)/.have-python
 	@echo "fetching the stand-in's plugin (63 MB, once)"
 	$(PIP) install --no-deps --require-hashes --requirement $<

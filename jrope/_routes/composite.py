@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jrope._rotate import rotate_one
 from jrope._routes._route import Rotation
@@ -30,13 +30,19 @@ Mode = Literal[0, 1]
 class Kernel(Protocol):
     """A rotation of whole features by rows as wide as they are."""
 
-    def __call__(self, x: Array, cos: Array, sin: Array, *, mode: Mode) -> Array:
+    def __call__(
+        self,
+        x: Float[Array, "*B T N R"],
+        cos: Float[Array, "*#B #T 1 R"],
+        sin: Float[Array, "*#B #T 1 R"],
+        *,
+        mode: Mode,
+    ) -> Float[Array, "*B T N R"]:
         """`x * cos + partner(x) * sin`, in x's shape and dtype.
 
         Args:
-          x: [*B, T, N, R], rotated features only.
-          cos: [*B, T, 1, R], both features of a pair alike; leading axes of length 1
-            are shared.
+          x: rotated features only.
+          cos: both features of a pair alike; leading axes of length 1 are shared.
           sin: likewise.
           mode: BLOCKWISE (0) for NeoX pairs, PAIRWISE (1) for GPT-J pairs.
         """
@@ -97,7 +103,13 @@ def _widen(row: Array, is_neox_style: bool) -> Array:
     return twice.reshape(*row.shape[:-1], -1)[..., None, :]
 
 
-def definition(x: Array, cos: Array, sin: Array, *, mode: Mode) -> Array:
+def definition(
+    x: Float[Array, "*B T N R"],
+    cos: Float[Array, "*#B #T 1 R"],
+    sin: Float[Array, "*#B #T 1 R"],
+    *,
+    mode: Mode,
+) -> Float[Array, "*B T N R"]:
     """The kernel that is the definition: float32 inside, one cast back."""
     is_neox_style = mode == BLOCKWISE
     half = cos.shape[-1] // 2
