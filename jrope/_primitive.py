@@ -92,8 +92,10 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
     platforms = tuple(ctx.platforms or ctx.module_context.platforms)
     run = functools.partial(_run, **params)
     if len(platforms) == 1:
-        rule = functools.partial(run, platforms[0])
+        alone = len(ctx.module_context.platforms) == 1
+        rule = functools.partial(run, platforms[0], is_multi_platform=not alone)
     else:
+        run = functools.partial(run, is_multi_platform=True)
         rule = functools.partial(_run_on_each, platforms, run)
     return mlir.lower_fun(rule, multiple_results=True)(ctx, *operands)
 
@@ -107,6 +109,7 @@ def _run(
     is_neox_style: bool,
     rotary_offset: int,
     implementation: str | None,
+    is_multi_platform: bool,
 ) -> tuple[Array, ...]:
     """Runs the platform's route on `(*xs, cos, sin)`."""
     *xs, cos, sin = operands
@@ -116,6 +119,7 @@ def _run(
         rows=jax.ShapeDtypeStruct(cos.shape, cos.dtype),
         is_neox_style=is_neox_style,
         rotary_offset=rotary_offset,
+        is_multi_platform=is_multi_platform,
     )
     route = choose_route(rotation, implementation)
     return route.run(rotation, tuple(xs), cos, sin)

@@ -11,6 +11,7 @@ jaxtyping.install_import_hook(
         "jrope._ops",
         "jrope._rotate",
         "jrope._shell",
+        "jrope.hpu",
         "jrope.linen",
         "jrope.nnx",
     ],
@@ -52,3 +53,20 @@ def compilations():
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield durations
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
+def own_routes(monkeypatch):
+    """Routes and aliases that a test registers are gone after it."""
+    from jrope import routes
+    from jrope._routes import ROUTES
+    from jrope._routes._platforms import ALIASES
+
+    monkeypatch.delenv(routes.ENVIRONMENT_VARIABLE, raising=False)
+    held, names = dict(ROUTES), dict(ALIASES)
+    yield
+    ROUTES.clear()
+    ROUTES.update(held)
+    ALIASES.clear()
+    ALIASES.update(names)
+    jax.clear_caches()

@@ -1,22 +1,29 @@
 """The table of routes: which ways there are to run the rotation on each platform."""
 
+from jrope._routes._platforms import XLA_PLATFORMS, canonical_platform
 from jrope._routes._route import Rotation, Route
+from jrope._routes.composite import COMPOSITE
 from jrope._routes.xla import XLA
 
-# Best first, for each platform as its PJRT client reports it; XLA, which takes every
-# case on every platform, always comes last and is not written here. See README.md.
+# Best first, for each platform. XLA, which takes every case on every platform, and the
+# composite form come last and are not written here. See README.md.
 ROUTES: dict[str, tuple[Route, ...]] = {}
 
 
 def routes_for(platform: str) -> tuple[Route, ...]:
-    """The routes of a platform, known or not, best first."""
-    return (*ROUTES.get(platform, ()), XLA)
+    """The routes of a platform, known or not, best first.
+
+    A platform that XLA does not compile for gets the composite form before plain JAX.
+    """
+    platform = canonical_platform(platform)
+    general = (XLA, COMPOSITE) if platform in XLA_PLATFORMS else (COMPOSITE, XLA)
+    return (*ROUTES.get(platform, ()), *general)
 
 
 def route_names() -> tuple[str, ...]:
     """Every name that `implementation=` may have."""
     names = {route.name for routes in ROUTES.values() for route in routes}
-    return tuple(sorted(names | {XLA.name}))
+    return tuple(sorted(names | {XLA.name, COMPOSITE.name}))
 
 
 def choose_route(rotation: Rotation, implementation: str | None) -> Route:

@@ -19,6 +19,8 @@ class Rotation:
       rows: shape and dtype of cos and of sin, [*B, T, R/2]; shared axes have length 1.
       is_neox_style: the pairing.
       rotary_offset: index of the first rotated feature.
+      is_multi_platform: whether the program is one for several platforms, as
+        `jax.export` makes them.
     """
 
     platform: str
@@ -26,6 +28,7 @@ class Rotation:
     rows: jax.ShapeDtypeStruct
     is_neox_style: bool
     rotary_offset: int
+    is_multi_platform: bool = False
 
     @property
     def tokens(self) -> int:

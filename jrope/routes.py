@@ -1,0 +1,269 @@
+"""Routes from outside: register a platform's own, and see the program that it gets.
+
+For whoever brings a platform, a compiler or a kernel. A platform that jrope does not
+know needs nothing from here: it receives the composite form. `python -m jrope.routes
+--platform hpu --shape 2,16,8,128` prints that program without the platform's plugin.
+"""
+
+import argparse
+import collections
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jrope._gather import OutOfRange
+from jrope._layout import RotaryLayout
+from jrope._ops import apply_rope
+from jrope._routes import ROUTES, Rotation, Route, routes_for
+from jrope._routes._platforms import ALIASES, ENVIRONMENT_VARIABLE, canonical_platform
+from jrope._routes.composite import (
+    BLOCKWISE,
+    COMPOSITE,
+    COMPOSITE_NARROW_ROWS,
+    PAIRWISE,
+    FullWidthRoute,
+    Kernel,
+    Mode,
+    definition,
+)
+
+__all__ = [
+    "BLOCKWISE",
+    "COMPOSITE",
+    "COMPOSITE_NARROW_ROWS",
+    "ENVIRONMENT_VARIABLE",
+    "PAIRWISE",
+    "FullWidthRoute",
+    "Kernel",
+    "Mode",
+    "Rotation",
+    "Route",
+    "alias",
+    "definition",
+    "lower_step",
+    "operations",
+    "register",
+    "unregister",
+]
+
+
+def register(platform: str, route: Route) -> None:
+    """Puts a route before all others of a platform, whether or not it is loaded.
+
+    Programs that are already compiled are dropped, so that functions that have run
+    before take the new route too.
+
+    Args:
+      platform: the name that its PJRT client reports (`jax.devices()[0].platform`), or
+        one of the aliases; "gaudi" and "habana" stand for "hpu".
+      route: follows `Route`; a kernel in Habana's form becomes one with
+        `FullWidthRoute`.
+
+    Raises:
+      TypeError: if it does not follow `Route`.
+      ValueError: if the platform already has a route of that name.
+    """
+    missing = [name for name in ("name", "declines", "run") if not hasattr(route, name)]
+    if missing:
+        raise TypeError(
+            f"a route must have name, declines and run, got {type(route).__name__} "
+            f"without {missing}; FullWidthRoute makes one of a kernel"
+        )
+    taken = [known.name for known in routes_for(platform)]
+    if route.name in taken:
+        raise ValueError(
+            f"the route's name must be new on platform {platform!r}, which has {taken},"
+            f" got {route.name!r}; was it registered twice?"
+        )
+    platform = canonical_platform(platform)
+    ROUTES[platform] = (route, *ROUTES.get(platform, ()))
+    jax.clear_caches()
+
+
+def unregister(platform: str, name: str) -> None:
+    """Takes a registered route away again.
+
+    Raises:
+      ValueError: if the platform has none of that name.
+    """
+    platform = canonical_platform(platform)
+    held = ROUTES.get(platform, ())
+    kept = tuple(route for route in held if route.name != name)
+    if len(kept) == len(held):
+        raise ValueError(
+            f"the route must be one of {[route.name for route in held]}, which are "
+            f"registered for {platform!r}, got {name!r}"
+        )
+    ROUTES[platform] = kept
+    jax.clear_caches()
+
+
+def alias(reported: str, platform: str) -> None:
+    """Makes a name that a PJRT client reports stand for another platform's routes.
+
+    For a plugin under a name that jrope does not know. The environment variable
+    `JROPE_PLATFORM_ALIASES`, such as `synapse=hpu,other=hpu`, does the same and goes
+    first; it is read whenever a program is lowered.
+
+    >>> alias("my_npu", "hpu")
+    """
+    ALIASES[reported] = canonical_platform(platform)
+    jax.clear_caches()
+
+
+def lower_step(
+    platform: str,
+    shape: tuple[int, ...],
+    *,
+    layout: RotaryLayout,
+    dtype: str = "bfloat16",
+    key_heads: int = 1,
+    max_position_embeddings: int = 4096,
+    out_of_range: OutOfRange = "clip",
+    backward: bool = False,
+    implementation: str | None = None,
+) -> jax.stages.Lowered:
+    """Lowers a step, a lookup and a rotation, for a platform that need not be there.
+
+    Args:
+      platform: the name that its PJRT client reports.
+      shape: [*B, T, N, H] of the query.
+      layout: which features turn.
+      dtype: of query and key.
+      key_heads: K.
+      max_position_embeddings: rows of the table.
+      out_of_range: as `lookup` takes it.
+      backward: the gradients of query and key instead.
+      implementation: the name of a route, or None.
+
+    Returns:
+      What `.as_text()` prints as StableHLO.
+    """
+    run = functools.partial(
+        apply_rope,
+        layout=layout,
+        out_of_range=out_of_range,
+        implementation=implementation,
+    )
+
+    def step(positions: Array, query: Array, key: Array, table: Array) -> Any:
+        if not backward:
+            return run(positions, query, key, table)
+        turned, back = jax.vjp(lambda q, k: run(positions, q, k, table), query, key)
+        return back(turned)
+
+    def of(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+    traced = jax.jit(step).trace(
+        of(shape[:-2], "int32"),
+        of(shape, dtype),
+        of((*shape[:-2], key_heads, shape[-1]), dtype),
+        of((max_position_embeddings, layout.rotary_dim), "float32"),
+    )
+    return traced.lower(lowering_platforms=(platform,))
+
+
+def operations(
+    lowered: jax.stages.Lowered,
+) -> tuple[collections.Counter[str], collections.Counter[str]]:
+    """Counts of a program's operations: outside and inside its composites.
+
+    A compiler that replaces the composites sees the first only.
+    """
+    module: Any = lowered.compiler_ir("stablehlo")
+    outside, inside = collections.Counter(), collections.Counter()
+    found = [(f, list(_inner(f))) for f in module.body.operations]
+    hidden = {
+        op.attributes["decomposition"].value
+        for _, ops in found
+        for op in ops
+        if op.name == "stablehlo.composite"
+    }
+    for function, ops in found:
+        name = function.attributes["sym_name"].value
+        (inside if name in hidden else outside).update(op.name for op in ops)
+    return outside, inside
+
+
+def _inner(operation: Any) -> Iterator[Any]:
+    for region in operation.regions:
+        for block in region.blocks:
+            for child in block.operations:
+                yield child.operation
+                yield from _inner(child.operation)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints a platform's program; the exit status, 1 where the case is refused."""
+    given = _parser().parse_args(arguments)
+    *_, head_dim = given.shape
+    try:
+        if given.narrow_rows:
+            register(given.platform, COMPOSITE_NARROW_ROWS)
+        layout = RotaryLayout(
+            head_dim=head_dim,
+            rotary_dim=given.rotary_dim or head_dim,
+            is_neox_style=given.pairing == "neox",
+        )
+        lowered = lower_step(
+            given.platform,
+            given.shape,
+            layout=layout,
+            dtype=given.dtype,
+            key_heads=given.key_heads,
+            out_of_range=given.out_of_range,
+            backward=given.backward,
+            implementation=given.implementation,
+        )
+    except (TypeError, ValueError) as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return 1
+    with contextlib.suppress(BrokenPipeError):  # The reader has seen enough.
+        print(lowered.as_text())
+        for title, counts in zip(
+            ("operations", "operations inside composites"),
+            operations(lowered),
+            strict=True,
+        ):
+            listed = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+            print(f"// {title}: {listed or 'none'}", flush=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jrope.routes",
+        description="Prints the StableHLO of a lookup and a rotation as a platform's "
+        "plugin receives it, and the operations in it. The platform need not be there.",
+    )
+    parser.add_argument("--platform", required=True, help="as its client reports it")
+    parser.add_argument(
+        "--shape", required=True, type=_shape, help="of the query, such as 2,16,8,128"
+    )
+    parser.add_argument("--key-heads", type=int, default=1)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rotary-dim", type=int, help="features that turn; all")
+    parser.add_argument("--pairing", choices=("neox", "gptj"), default="neox")
+    parser.add_argument("--out-of-range", choices=("clip", "nan"), default="clip")
+    parser.add_argument("--backward", action="store_true", help="the gradients")
+    parser.add_argument("--narrow-rows", action="store_true", help="cos, sin in dtype")
+    parser.add_argument("--implementation", help="the name of a route")
+    return parser
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    shape = tuple(map(int, text.split(",")))
+    if len(shape) < 3:
+        raise argparse.ArgumentTypeError(f"must be [*B, T, N, H], got {text}")
+    return shape
+
+
+if __name__ == "__main__":
+    sys.exit(main())
