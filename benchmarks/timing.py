@@ -101,8 +101,14 @@ def measure(
     for call in calls.values():
         for _ in range(plan.warm_up):
             jax.block_until_ready(call())
-    fastest = min(_sample(call, 1) for call in calls.values())
-    repeats = max(1, math.ceil(plan.sample_seconds / fastest))
+    # The shortest of some, since the first of them may have been disturbed.
+    once = {
+        name: min(_sample(call, 1) for _ in range(3)) for name, call in calls.items()
+    }
+    repeats = {
+        name: max(1, math.ceil(plan.sample_seconds / seconds))
+        for name, seconds in once.items()
+    }
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     start = time.perf_counter()
@@ -110,7 +116,7 @@ def measure(
     while done < plan.rounds or time.perf_counter() - start < plan.seconds:
         # Turning the order round keeps a candidate from always following the same one.
         for name in names if done % 2 == 0 else reversed(names):
-            samples[name].append(_sample(calls[name], repeats) / work)
+            samples[name].append(_sample(calls[name], repeats[name]) / work)
         done += 1
     return {
         name: Timing(name=name, seconds=tuple(values))

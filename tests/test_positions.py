@@ -9,8 +9,7 @@ import pytest
 from jrope.positions import (
     FAMILIES,
     PositionError,
-    _fill,
-    _scan,
+    _jit,
     plan,
     plan_from_spans,
     spec,
@@ -311,14 +310,15 @@ def test_every_code_is_raised_by_a_kernel_or_a_check():
     assert (error.code, error.index, error.expected, error.got) == ("capacity", 2, 3, 4)
 
 
-def test_warmup_compiles_nothing_that_a_call_needs():
+def test_warmup_prepares_all_that_a_call_needs(monkeypatch):
     warmup([np.int32, np.int64, np.float32])
     if INTERPRETED:
         return
-    scan: Any = _scan.scan
-    fill_table: Any = _fill.fill_table
-    before = len(scan.overloads), len(fill_table.overloads)
-    for kind in ("lists", "read-only", "int64"):
+    monkeypatch.setattr(_jit, "_compiled", None)
+    for kind in INPUTS:
         ids, grids = INPUTS[kind]
-        plan(QWEN, ids, image_grid_thw=grids).positions()
-    assert (len(scan.overloads), len(fill_table.overloads)) == before
+        made = plan(
+            QWEN, ids, image_grid_thw=grids[:, :3] if kind[:3] == "non" else grids
+        )
+        for dtype in (np.int32, np.int64):
+            made.positions(dtype=dtype)

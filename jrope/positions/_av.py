@@ -42,8 +42,8 @@ def _count_streams(ids, body, stop, rule):
     first = np.uint64(body)
     for k in range(stop - body):
         token = ids[first + np.uint64(k)]
-        seen += np.int32(token == video)
-        heard += np.int32(token == audio)
+        seen = np.int32(seen + np.int32(token == video))
+        heard = np.int32(heard + np.int32(token == audio))
     return np.int64(seen), np.int64(heard)
 
 

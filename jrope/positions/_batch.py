@@ -1,19 +1,25 @@
 """The positions of a running batch, in one buffer that is made once."""
 
+import functools
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jrope.positions._errors import PositionError, from_kernel
 from jrope.positions._inputs import as_vector
-from jrope.positions._jit import INTERPRETED, UNMATCHED, compile_for
 from jrope.positions._plan import PositionPlan
 from jrope.positions._spec import PositionSpec
 from jrope.positions._step import (
     EMPTY,
+    ENTRY,
+    EXPECTED,
+    GOT,
     HEAD_ROW,
+    LIMIT,
     PADDING,
     PLANNED_ROW,
-    step_batch,
+    ROOM,
+    STEP_BATCH,
 )
 from jrope.positions._table import COLUMNS
 
@@ -79,7 +85,9 @@ class BatchPositions:
         )
         self._arena = np.zeros((max(2 * max_requests, 16), COLUMNS))
         self._arena_rows = 0
-        self._columns = 0
+        self._numbers = np.zeros(6)
+        self._numbers[[LIMIT, ROOM]] = self.max_position, self.capacity
+        self._bind()
 
     def add(self, slot: int, plan: PositionPlan) -> None:
         """Puts a request into an empty slot.
@@ -150,27 +158,16 @@ class BatchPositions:
             holds the step before.
         """
         try:
-            if INTERPRETED:  # which would take any argument as it is
-                raise TypeError
-            found = step_batch(
-                slots,
-                computed,
-                scheduled,
-                self._state,
-                self._shift,
-                self._arena,
-                self.buffer,
-                self._columns,
-                self.max_position,
-                self.capacity,
-            )
-        except UNMATCHED:
-            found = self._compile_and_step(slots, computed, scheduled)
-        tokens = found[0]
+            tokens = self._run(slots, computed, scheduled)
+        except TypeError:
+            names = ("slots", "computed", "scheduled")
+            given = (slots, computed, scheduled)
+            STEP_BATCH[self.spec.fractional].prepare()
+            self._bind()
+            tokens = self._run(*map(as_vector, names, given))
         if tokens < 0:
-            status, entry, expected, got = found
-            raise from_kernel(status, 0, entry, expected, got, -1)
-        self._columns = tokens
+            entry, expected, got = self._numbers[[ENTRY, EXPECTED, GOT]].tolist()
+            raise from_kernel(tokens, 0, entry, expected, got, -1)
         return self.buffer[:, :tokens]
 
     def step_array(self) -> np.ndarray:
@@ -181,23 +178,16 @@ class BatchPositions:
         """
         return (self.buffer[0] if self.spec.axes == 1 else self.buffer).copy()
 
-    def _compile_and_step(
-        self, slots: ArrayLike, computed: ArrayLike, scheduled: ArrayLike
-    ) -> tuple[int, int, float, float]:
-        arguments = (
-            as_vector("slots", slots),
-            as_vector("computed", computed),
-            as_vector("scheduled", scheduled),
+    def _bind(self) -> None:
+        """Makes `_run`, the kernel with all that is the same at every step."""
+        self._run = functools.partial(
+            STEP_BATCH[self.spec.fractional].run,
             self._state,
             self._shift,
             self._arena,
             self.buffer,
-            self._columns,
-            self.max_position,
-            self.capacity,
+            self._numbers,
         )
-        compile_for(step_batch, *arguments)
-        return step_batch(*arguments)
 
     def _place(self, slot: int, plan: PositionPlan) -> None:
         """Writes what the kernel needs of a plan; its table goes into the arena."""
@@ -229,6 +219,7 @@ class BatchPositions:
             self._arena[head : head + len(table)] = table
             self._arena_rows += len(table)
             self._state[HEAD_ROW, slot] = head
+        self._bind()
 
     def _check_slot(self, slot: int, *, empty: bool | None = None) -> None:
         if not 0 <= slot < len(self._plans):

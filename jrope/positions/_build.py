@@ -18,7 +18,6 @@ from jrope.positions._inputs import (
     as_vector,
     types_as_ids,
 )
-from jrope.positions._jit import INTERPRETED, UNMATCHED, compile_for
 from jrope.positions._plan import PositionPlan
 from jrope.positions._scan import count_text, scan
 from jrope.positions._spans import paint_spans
@@ -83,7 +82,7 @@ def plan(
     if advance != "max" or truncate != "error" or use_audio_in_video != "auto":
         options = _options(spec, use_audio_in_video, advance, truncate)
     ids: Any = input_ids
-    if token_types is not None or spec.canvas is not None or INTERPRETED:
+    if token_types is not None or spec.canvas is not None:
         ids = as_vector("input_ids", ids)
     if spec.canvas is not None:
         table = canvas_table(spec, ids, image_grid_thw, video_grid_thw, token_types)
@@ -93,11 +92,11 @@ def plan(
         ids, rule = types_as_ids(spec, ids, token_types), spec.typed_rule
     if image_grid_thw is video_grid_thw is second_per_grid_ts is audio_lengths is None:
         try:
-            tokens = count_text(ids, rule)
-        except UNMATCHED:
+            tokens = count_text.run(ids, rule)
+        except TypeError:
             ids = as_vector("input_ids", ids)
-            compile_for(count_text, ids, rule)
-            tokens = count_text(ids, rule)
+            count_text.prepare()
+            tokens = count_text.run(ids, rule)
         if tokens >= 0:
             return PositionPlan(spec, tokens, None)
     return _scan(
@@ -198,29 +197,27 @@ def _scan(
     options: int,
 ) -> PositionPlan:
     """Scans with as much room as the media probably need, then as they do."""
-    room = len(images) + _ROWS_FOR_AUDIO * len(audio)
-    if len(videos):
-        room += _frames(videos, len(ids)) if spec.per_frame != "none" else len(videos)
-    while True:
-        table = np.empty((room + 1, COLUMNS))
-        try:
-            if INTERPRETED:  # which would take any argument as it is
-                raise TypeError
-            found = scan(ids, rule, images, videos, seconds, audio, table, options)
-        except UNMATCHED:
-            ids = as_vector("input_ids", ids)
-            images = as_grids("image_grid_thw", images)
-            videos = as_grids("video_grid_thw", videos)
-            seconds, audio = as_seconds(seconds), _lengths(audio)
-            arguments = (ids, rule, images, videos, seconds, audio, table, options)
-            compile_for(scan, *arguments)
-            found = scan(*arguments)
-        rows = found[0]
-        if rows < 0:
-            raise from_kernel(*found)
-        if rows <= room:
-            return PositionPlan(spec, len(ids), table)
-        room = rows
+    room = len(images)
+    if videos is not NO_GRIDS:
+        room += len(videos) if spec.per_frame == "none" else _frames(videos, len(ids))
+    if audio is not NO_LENGTHS:
+        room += _ROWS_FOR_AUDIO * len(audio)
+    table = np.empty((room + 1, COLUMNS))
+    try:
+        rows = scan.run(ids, rule, images, videos, seconds, audio, table, options)
+    except TypeError:
+        ids = as_vector("input_ids", ids)
+        images = as_grids("image_grid_thw", images)
+        videos = as_grids("video_grid_thw", videos)
+        seconds, audio = as_seconds(seconds), _lengths(audio)
+        scan.prepare()
+        rows = scan.run(ids, rule, images, videos, seconds, audio, table, options)
+    if rows > room:
+        table = np.empty((rows + 1, COLUMNS))
+        rows = scan.run(ids, rule, images, videos, seconds, audio, table, options)
+    if rows < 0:
+        raise from_kernel(rows, *table[0, :5].tolist())
+    return PositionPlan(spec, len(ids), table)
 
 
 def _frames(videos: Any, most: int) -> int:

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from jrope.positions._jit import borrowed, exact, helper, holds_floats, kernel
+from jrope.positions._arguments import ArrayArgument, WholeArgument, row_of, whole
+from jrope.positions._jit import Kernel, exact, helper, holds_floats
 from jrope.positions._table import (
     AFTER,
     BASE_H,
@@ -58,7 +59,7 @@ def _repeat(row, source, at, count):
 def write_text(out, at, count, base, offset):
     """Counts upwards on every axis, from `base + offset` at column `at` on."""
     for axis in range(out.shape[0]):
-        _ramp(out[axis], at, count, exact(base, out) + offset)
+        _ramp(row_of(out, axis), at, count, exact(base, out) + offset)
 
 
 @helper
@@ -122,8 +123,9 @@ def _write_segment(table, head, s, out, at, skip, count):
     if height == 0:
         write_text(out, at, count, table[s, BASE_T], g)
         return
-    t_row, h_row = out[int(table[head, ROW_T])], out[int(table[head, ROW_H])]
-    w_row = out[int(table[head, ROW_W])]
+    t_row = row_of(out, int(table[head, ROW_T]))
+    h_row = row_of(out, int(table[head, ROW_H]))
+    w_row = row_of(out, int(table[head, ROW_W]))
     base_h, base_w = exact(table[s, BASE_H], out), exact(table[s, BASE_W], out)
     _write_frames(h_row, w_row, at, g, count, height, width, base_h, base_w)
     base_t, fractional = exact(table[s, BASE_T], out), table[head, FRACTIONAL] != 0
@@ -131,7 +133,8 @@ def _write_segment(table, head, s, out, at, skip, count):
     _write_times(t_row, at, g, count, frame, base_t, step, rate, fractional)
     index_row = int(table[head, ROW_INDEX])
     if index_row >= 0:
-        _ramp(out[index_row], at, count, exact(table[s, START], out) + skip)
+        index = exact(table[s, START], out) + skip
+        _ramp(row_of(out, index_row), at, count, index)
 
 
 @helper
@@ -194,21 +197,32 @@ def misfit_of(out, shape_code, start, stop, at):
     return 0
 
 
-@kernel(outputs=(1,))
-def fill_table(table, out, shape_code, start, stop, at):
+def _fill_table(table, out, shape_code, start, stop, at):
     """Writes a window of a plan's table if it fits; returns why it does not."""
-    table, out = borrowed(table), borrowed(out)
-    misfit = misfit_of(out, shape_code, start, stop, at)
+    start, stop, at = whole(start), whole(stop), whole(at)
+    misfit = misfit_of(out, whole(shape_code), start, stop, at)
     if misfit == 0:
         write_window(table, 0, out, start, stop, at)
     return misfit
 
 
-@kernel(outputs=(0,))
-def fill_text(out, shape_code, start, stop, at):
+def _fill_text(out, shape_code, start, stop, at):
     """Writes a window of a request that is text only; returns why it does not fit."""
-    out = borrowed(out)
-    misfit = misfit_of(out, shape_code, start, stop, at)
+    start, stop, at = whole(start), whole(stop), whole(at)
+    misfit = misfit_of(out, whole(shape_code), start, stop, at)
     if misfit == 0:
         write_text(out, at, stop - start, 0.0, start)
     return misfit
+
+
+_TABLE = ArrayArgument("float64", 2)
+_WINDOW = (WholeArgument(),) * 4
+_ROWS = {
+    np.dtype(kind): ArrayArgument(kind, 2, written=True, rows=True)
+    for kind in ("int32", "int64", "float32")
+}
+# By the dtype of the positions.
+FILL_TABLE = {
+    kind: Kernel(_fill_table, _TABLE, rows, *_WINDOW) for kind, rows in _ROWS.items()
+}
+FILL_TEXT = {kind: Kernel(_fill_text, rows, *_WINDOW) for kind, rows in _ROWS.items()}

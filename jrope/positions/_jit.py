@@ -1,4 +1,4 @@
-"""How kernels are compiled: at their first call, for read-only inputs, kept on disk."""
+"""How kernels are compiled: once, for what they declare, and kept on disk."""
 
 import functools
 import logging
@@ -9,67 +9,89 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba.core import cgutils, config, errors
-from numba.extending import intrinsic, overload
+from numba.core import config
+from numba.core.caching import FunctionCache
+from numba.extending import overload
+
+from jrope.positions._arguments import ArrayArgument, WholeArgument, link_numpy
 
 # NUMBA_DISABLE_JIT=1 runs kernels as plain Python: slow, for coverage and debuggers.
 INTERPRETED = bool(vars(config)["DISABLE_JIT"])
 
-# What a call raises for arguments that a kernel was not compiled for.
-UNMATCHED = (TypeError, ValueError, errors.NumbaError)
-
 _LOG = logging.getLogger(__name__)
-_COMPILING = threading.Lock()
-_OUTPUTS: dict[Any, tuple[int, ...]] = {}
+_PREPARING = threading.Lock()
+
+
+class _Helper:
+    """A function that kernels call; only a compiler needs numba's form of it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs it as Python."""
+        return self.function(*arguments)
+
+    @functools.cached_property
+    def _dispatcher(self) -> Any:
+        return numba.njit(error_model="numpy", forceinline=True)(self.function)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What numba asks of a global that it does not know."""
+        return numba.typeof(self._dispatcher)
 
 
 def helper(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function that kernels call; it becomes part of each of them."""
-    return numba.njit(error_model="numpy", forceinline=True)(function)
+    """Makes a function that kernels call; it becomes part of each of them."""
+    return function if INTERPRETED else _Helper(function)
+
+
+class Kernel:
+    """An entry point that never compiles behind its caller's back.
+
+    `run` raises TypeError for arguments that are not what was declared, and for all
+    before `prepare`: the caller then converts them, prepares the kernel and runs it
+    again.
+
+    Args:
+      function: what to compile.
+      arguments: what it takes.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *arguments: ArrayArgument | WholeArgument,
+    ) -> None:
+        """Compiles nothing yet."""
+        self._function, self._arguments = function, arguments
+        self.run: Callable[..., Any] = self._check_and_run if INTERPRETED else _refuse
+
+    def prepare(self) -> None:
+        """Compiles the kernel, or loads it from the cache, unless that is done.
+
+        Threads that race here wait for the first of them.
+
+        Raises:
+          ImportError: numpy is not one whose arrays can be read.
+        """
+        with _PREPARING:
+            if self.run is _refuse:
+                self.run = _compiled(self._function, self._arguments)
+
+    def _check_and_run(self, *arguments: Any) -> Any:
+        for declared, given in zip(self._arguments, arguments, strict=True):
+            if not declared.accepts(given):
+                raise TypeError(f"expected {declared}")
+        return self._function(*arguments)
 
 
 def kernel(
-    *, outputs: tuple[int, ...] = ()
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes an entry point that never compiles behind its caller's back.
-
-    A call with arguments it was not compiled for raises one of `UNMATCHED` at once; the
-    caller then converts them, asks `compile_for` and calls again. Inputs are declared
-    read-only, which writable arrays fit as well: one compilation serves both.
-
-    Args:
-      outputs: which of the function's arguments are arrays that it writes.
-    """
-
-    def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        if INTERPRETED:
-            return function
-        entry: Any = numba.njit(error_model="numpy")(function)
-        entry._can_compile = False
-        _OUTPUTS[entry] = outputs
-        return entry
-
-    return make
-
-
-def compile_for(entry: Any, *arguments: Any) -> None:
-    """Compiles `entry` for the types of these arguments, or loads it from the cache.
-
-    Threads that race here wait for the first of them. A second dispatcher compiles, so
-    that no thread ever sees the entry point itself ready to.
-    """
-    if INTERPRETED:
-        return
-    outputs = _OUTPUTS[entry]
-    types = tuple(
-        _declared(argument, index in outputs)
-        for index, argument in enumerate(arguments)
-    )
-    with _COMPILING:
-        if types not in entry.overloads:
-            compiler = _with_cache(entry.py_func)
-            compiler.compile(types)
-            entry.add_overload(compiler.overloads[types])
+    *arguments: ArrayArgument | WholeArgument,
+) -> Callable[[Callable[..., Any]], Kernel]:
+    """Makes a kernel of a function, for these arguments."""
+    return lambda function: Kernel(function, *arguments)
 
 
 def exact(value: float, row: np.ndarray) -> float:
@@ -96,54 +118,41 @@ def _holds_floats(row):
     return lambda row: answer
 
 
-def borrowed(array: np.ndarray) -> np.ndarray:
-    """The same array without a reference count, for use within one kernel call.
-
-    Every helper that takes an array counts a reference up and down, atomically, unless
-    LLVM sees through all branches: half of a scan's time.
-    """
-    return array
+def _refuse(*arguments: Any) -> Any:
+    raise TypeError("the kernel is not prepared")
 
 
-@intrinsic
-def _without_count(context, array):
-    def build(target, builder, signature, arguments):
-        made = target.make_array(signature.return_type)(
-            target, builder, value=arguments[0]
-        )
-        made.meminfo = cgutils.get_null_value(made.meminfo.type)
-        made.parent = cgutils.get_null_value(made.parent.type)
-        return made._getvalue()
-
-    return array(array), build
-
-
-@overload(borrowed)
-def _borrowed(array):
-    make: Any = _without_count
-    return lambda array: make(array)
-
-
-def _declared(argument: Any, written: bool) -> Any:
-    kind: Any = numba.typeof(argument)
-    if isinstance(argument, np.ndarray) and not written:
-        return kind.copy(readonly=True)
-    return kind
-
-
-def _with_cache(function: Callable[..., Any]) -> Any:
+def _compiled(
+    function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> Callable[..., Any]:
+    link_numpy()
+    # Without reference counts: nothing is allocated, and the caller holds the arrays.
+    options: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
+    made: Any = numba.njit(**options)(function)
     try:
-        made = numba.njit(cache=True, error_model="numpy")(function)
+        made._cache = _Cache(function)
     except RuntimeError:  # numba's word for having no folder to write to
         _warn_once()
-        return numba.njit(error_model="numpy")(function)
-    # numba looks at the entry's own file only, and would run old helpers after an
-    # upgrade; the stamp here covers the package.
-    file = getattr(getattr(made, "_cache", None), "_cache_file", None)
-    stamp = getattr(file, "_source_stamp", None)
-    if file is not None and stamp is not None:
-        file._source_stamp = (*stamp, *_package_stamp())
-    return made
+    return made.compile(arguments)
+
+
+class _Cache(FunctionCache):
+    """numba's cache on disk, for a package, and without what only a compiler needs."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        # numba looks at the entry's own file only, and would run old helpers after an
+        # upgrade; the stamp here covers the package.
+        file = self._cache_file
+        file._source_stamp = (*file._source_stamp, *_package_stamp())
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Links what is there.
+
+        numba's own first loads every module that compiled code could refer to,
+        scipy.linalg among them: 0.3 s. Ours refers to none.
+        """
+        return self._load_overload(sig, target_context)
 
 
 @functools.cache

@@ -59,7 +59,8 @@ def _is_run(ids, start, stop, pad):
     other = np.int32(0)
     first = np.uint64(start)
     for k in range(stop - start):
-        other |= ids[first + np.uint64(k)] ^ pad
+        # Without the cast it would be summed up in int64, half as many at a time.
+        other = np.int32(other | (ids[first + np.uint64(k)] ^ pad))
     return other == 0
 
 
@@ -73,15 +74,16 @@ def read_grid(grids, k, rule, kind):
     smallest = min(frames, min(height, width))
     if smallest < 1:
         return GRID_NONPOSITIVE, 0, 0, 0, 1, smallest
-    if height % merge or width % merge:
-        wrong = height if height % merge else width
+    # One division each: they are the slowest thing here.
+    rows, columns = height // merge, width // merge
+    if rows * merge != height or columns * merge != width:
+        wrong = height if rows * merge != height else width
         return GRID_NOT_DIVISIBLE, 0, 0, 0, merge, wrong
     if kind == VIDEO_KIND:
         frames //= int(rule[rules.TEMPORAL_MERGE])
         if frames < 1:
             return GRID_NONPOSITIVE, 0, 0, 0, 1, frames
-    width = width // merge + int(rule[rules.EXTRA_COLUMN])
-    return 0, frames, height // merge, width, 0, 0
+    return 0, frames, rows, columns + int(rule[rules.EXTRA_COLUMN]), 0, 0
 
 
 @helper
@@ -140,15 +142,19 @@ def _after_grid(table, rule, options, tops, end, height, width, is_last):
 
 
 @helper
-def _place_grid(table, rule, options, k, start, count, size, times, is_last):
+def _place_grid(table, rule, options, k, start, count, shape, times, is_last):
     """Adds the row of `count` tokens of a grid, from its first token on."""
-    height, width = size
+    frames, height, width = shape
     step, rate = times
     fractional = rule[rules.FRACTIONAL] != 0
     base_t, base_h, base_w = _bases(table, rule, k)
-    top_t, top_h, top_w = grid_peak(
-        np.int64(0), count, height, width, step, rate, fractional
-    )
+    if count == frames * height * width:
+        top_t = frame_time(frames - 1, step, rate, fractional)
+        top_h, top_w = height - 1, width - 1
+    else:
+        top_t, top_h, top_w = grid_peak(
+            np.int64(0), count, height, width, step, rate, fractional
+        )
     tops = (
         rounded(base_t + top_t, fractional),
         rounded(base_h + top_h, fractional),
@@ -255,8 +261,7 @@ def _add_run(ids, i, rule, k, shape, times, more, table, options):
     advance_text(table, lead)
     inside = min(run - lead, count)
     if inside > 0:
-        size = (height, width)
-        _place_grid(table, rule, options, k, i + lead, inside, size, times, not more)
+        _place_grid(table, rule, options, k, i + lead, inside, shape, times, not more)
     advance_text(table, run - lead - inside)
     return 0, run, 0
 

@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from jrope.positions._errors import PositionError
-from jrope.positions._fill import fill_table, fill_text
-from jrope.positions._jit import INTERPRETED, UNMATCHED, compile_for
+from jrope.positions._fill import FILL_TABLE, FILL_TEXT
 from jrope.positions._spec import PositionSpec
 from jrope.positions._table import PLANNED, ROWS, SHIFT, TOP
 
@@ -20,7 +19,7 @@ class PositionPlan:
     Immutable, picklable, safe to use from several threads.
     """
 
-    __slots__ = ("_code", "_table", "num_tokens", "spec")
+    __slots__ = ("_table", "num_tokens", "spec")
 
     def __init__(
         self, spec: PositionSpec, num_tokens: int, table: np.ndarray | None
@@ -29,7 +28,6 @@ class PositionPlan:
         self.spec = spec
         self.num_tokens = num_tokens
         self._table = table
-        self._code = spec.shape_code
 
     @property
     def axes(self) -> int:
@@ -102,17 +100,16 @@ class PositionPlan:
         """
         if stop is None:
             stop = self.num_tokens
-        table = self._table
+        code, table = self.spec.shape_code, self._table
         try:
-            if INTERPRETED:
-                out = self._checked(out)
             if table is None:
-                misfit = fill_text(out, self._code, start, stop, out_offset)
+                fill = FILL_TEXT[out.dtype]
+                misfit = fill.run(out, code, start, stop, out_offset)
             else:
-                misfit = fill_table(table, out, self._code, start, stop, out_offset)
-        except UNMATCHED:
-            out = self._checked(out)
-            misfit = self._compile_and_fill(out, int(start), int(stop), int(out_offset))
+                fill = FILL_TABLE[out.dtype]
+                misfit = fill.run(table, out, code, start, stop, out_offset)
+        except (TypeError, AttributeError, KeyError):
+            misfit = self._convert_and_fill(out, start, stop, out_offset)
         if misfit:
             raise self._misfit(misfit, out, start, stop, out_offset)
 
@@ -130,14 +127,22 @@ class PositionPlan:
         self.fill(out, start, stop)
         return out
 
-    def _compile_and_fill(self, out: np.ndarray, start: int, stop: int, at: int) -> int:
+    def _convert_and_fill(self, out: np.ndarray, start: int, stop: int, at: int) -> int:
+        """Fills what the kernel at hand does not take, or is not ready for."""
+        out = self._checked(out)
+        rows = out
+        if out.strides[1] != out.itemsize or not out.flags.aligned:
+            rows = np.require(out, requirements=["C", "A"])
+        window = (rows, self.spec.shape_code, start, stop, at)
         if self._table is None:
-            window = (out, self._code, start, stop, at)
-            compile_for(fill_text, *window)
-            return fill_text(*window)
-        window = (self._table, out, self._code, start, stop, at)
-        compile_for(fill_table, *window)
-        return fill_table(*window)
+            kernel = FILL_TEXT[out.dtype]
+        else:
+            kernel, window = FILL_TABLE[out.dtype], (self._table, *window)
+        kernel.prepare()
+        misfit = kernel.run(*window)
+        if rows is not out and not misfit:
+            out[:] = rows
+        return misfit
 
     def _checked(self, out: np.ndarray) -> np.ndarray:
         """`out` as [A, columns] of a kind that can hold the positions."""
@@ -158,7 +163,7 @@ class PositionPlan:
                 expected=f"[{self.axes}, columns]",
                 got=f"shape {list(out.shape)}",
             )
-        return out
+        return np.asarray(out)
 
     def _misfit(
         self, misfit: int, out: np.ndarray, start: int, stop: int, at: int

@@ -3,6 +3,7 @@
 import numpy as np
 
 from jrope.positions import _rule as rules
+from jrope.positions._arguments import ArrayArgument, WholeArgument, whole
 from jrope.positions._av import add_audio_in_video
 from jrope.positions._errors import (
     AUDIO_KIND,
@@ -15,7 +16,7 @@ from jrope.positions._errors import (
     TRUNCATED,
     VIDEO_KIND,
 )
-from jrope.positions._jit import borrowed, helper, kernel
+from jrope.positions._jit import helper, kernel
 from jrope.positions._media import add_audio, add_grid, add_targets, read_grid
 from jrope.positions._table import (
     BLOCK,
@@ -42,17 +43,21 @@ from jrope.positions._table import (
 # Positions are int32.
 POSITION_LIMIT = 2**31 - 1
 
+_INTEGERS, _RULE = ArrayArgument("int32", 1), ArrayArgument("float64", 1)
+_GRIDS, _SECONDS = ArrayArgument("int32", 2, columns=3), ArrayArgument("float32", 1)
+_TABLE = ArrayArgument("float64", 2, written=True)
+
 
 @helper
 def _next_of_two(ids, start, a, b):
     """Index of the first token from `start` on that is either id, or the end."""
     stop = ids.shape[0]
     while start + BLOCK <= stop:
-        found = np.int32(0)
+        found = False
         first = np.uint64(start)
         for k in range(BLOCK):
             x = ids[first + np.uint64(k)]
-            found |= np.int32(x == a) | np.int32(x == b)
+            found = found | (x == a) | (x == b)
         if found:
             break
         start += BLOCK
@@ -66,12 +71,11 @@ def _next_of_five(ids, start, a, b, c, d, e):
     """The same for five ids."""
     stop = ids.shape[0]
     while start + BLOCK <= stop:
-        found = np.int32(0)
+        found = False
         first = np.uint64(start)
         for k in range(BLOCK):
             x = ids[first + np.uint64(k)]
-            found |= np.int32(x == a) | np.int32(x == b) | np.int32(x == c)
-            found |= np.int32(x == d) | np.int32(x == e)
+            found = found | (x == a) | (x == b) | (x == c) | (x == d) | (x == e)
         if found:
             break
         start += BLOCK
@@ -96,7 +100,7 @@ def _next_special(ids, start, rule):
     return _next_of_five(ids, start, image, video, audio, opens, closes)
 
 
-@kernel()
+@kernel(_INTEGERS, _RULE)
 def count_text(ids, rule):
     """The number of tokens if all of them are text, else -1."""
     found = _next_special(ids, np.int64(0), rule)
@@ -200,7 +204,17 @@ def _add_item(ids, i, rule, images, videos, seconds, audio, table, options):
     return 0, 0, 0, 1, 0, 0
 
 
-@kernel(outputs=(6,))
+@helper
+def _report(table, status, kind, index, expected, got, token):
+    """Leaves what `from_kernel` is to be told in the header; returns the status."""
+    table[0, 0], table[0, 1], table[0, 2] = kind, index, expected
+    table[0, 3], table[0, 4] = got, token
+    return status
+
+
+@kernel(
+    *(_INTEGERS, _RULE, _GRIDS, _GRIDS, _SECONDS, _INTEGERS, _TABLE, WholeArgument())
+)
 def scan(ids, rule, images, videos, seconds, audio, table, options):
     """Builds a plan's table.
 
@@ -216,12 +230,10 @@ def scan(ids, rule, images, videos, seconds, audio, table, options):
       options: sum of ADVANCE_HF5, CLIP, WITHOUT_AV.
 
     Returns:
-      (rows, 0, 0, 0, 0, 0), or (status, kind, index, expected, got, token) with a
-      negative status.
+      How many rows there are; or a negative status, and kind, index, expected, got and
+      token of the error are the header's first entries.
     """
-    ids, rule, table = borrowed(ids), borrowed(rule), borrowed(table)
-    images, videos = borrowed(images), borrowed(videos)
-    seconds, audio = borrowed(seconds), borrowed(audio)
+    options = whole(options)
     _start_table(table, rule)
     tokens, i = ids.shape[0], np.int64(0)
     while True:
@@ -234,12 +246,12 @@ def scan(ids, rule, images, videos, seconds, audio, table, options):
             ids, i, rule, images, videos, seconds, audio, table, options
         )
         if status < 0:
-            return status, kind, index, expected, got, i
+            return _report(table, status, kind, index, expected, got, i)
         i += count
     status, kind, index, expected, got = _left_over(
         table, rule, options, images, videos, seconds, audio
     )
     if status < 0:
-        return status, kind, index, expected, got, -1
+        return _report(table, status, kind, index, expected, got, -1)
     _finish_table(table, tokens, rule, images)
-    return int(table[0, ROWS]), 0, 0, 0, 0, 0
+    return int(table[0, ROWS])

@@ -58,6 +58,8 @@ class PositionSpec:
       hf5_differs: whether `advance="hf5"` means anything.
       canvas: ids of <image>, </image>, <slice>, </slice> and newline, where pictures
         are laid out on a canvas.
+      rule: the spec as the kernels read it: float64 [SIZE], read-only.
+      shape_code: rows that positions must have, negative where they are fractional.
     """
 
     family: str
@@ -91,6 +93,9 @@ class PositionSpec:
     row_index: int = -1
     hf5_differs: bool = False
     canvas: tuple[int, int, int, int, int] | None = None
+    # Made of the fields above, once: they are read at every call.
+    rule: np.ndarray = dataclasses.field(init=False, repr=False, compare=False)
+    shape_code: int = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Checks sizes and names where they are made."""
@@ -115,10 +120,11 @@ class PositionSpec:
         for name in _IDS:
             if not NO_TOKEN <= getattr(self, name) < 2**31:
                 raise ValueError(f"{name} must fit into int32")
+        object.__setattr__(self, "rule", self._made_rule())
+        code = -self.axes if self.fractional else self.axes
+        object.__setattr__(self, "shape_code", code)
 
-    @functools.cached_property
-    def rule(self) -> np.ndarray:
-        """The spec as the kernels read it: float64 [SIZE], read-only."""
+    def _made_rule(self) -> np.ndarray:
         made = np.zeros(rules.SIZE)
         for place, name in _PLACES.items():
             made[place] = getattr(self, name)
@@ -142,11 +148,6 @@ class PositionSpec:
         made[[rules.VIDEO_OPENS, rules.VIDEO_CLOSES]] = NO_TOKEN
         made.flags.writeable = False
         return made
-
-    @functools.cached_property
-    def shape_code(self) -> int:
-        """Rows that positions must have, negative where they are fractional."""
-        return -self.axes if self.fractional else self.axes
 
     @functools.cached_property
     def dtype(self) -> np.dtype:

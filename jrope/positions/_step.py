@@ -2,15 +2,19 @@
 
 import numpy as np
 
+from jrope.positions._arguments import ArrayArgument, row_of
 from jrope.positions._errors import CAPACITY, INPUT, POSITION_BEYOND_TABLE, SLOT
 from jrope.positions._fill import write_text, write_window
-from jrope.positions._jit import borrowed, helper, kernel
+from jrope.positions._jit import Kernel, helper
 
 PADDING = -1
 # Rows of the state: first token past a request's table (EMPTY: no request), and where
 # its table begins in the arena.
 PLANNED_ROW, HEAD_ROW = 0, 1
 EMPTY = 2**31 - 1
+# What else a batch hands over: columns that the step before wrote, rows of the table of
+# cos and sin, columns that may be used; and what it is told of an error.
+WRITTEN, LIMIT, ROOM, ENTRY, EXPECTED, GOT = range(6)
 
 
 @helper
@@ -30,7 +34,7 @@ def _all_decode_in_order(slots, computed, scheduled, planned, shift, limit):
 @helper
 def _write_decode_in_order(computed, shift, out):
     for axis in range(out.shape[0]):
-        row = out[axis]
+        row = row_of(out, axis)
         for b in range(computed.shape[0]):
             row[b] = computed[b] + shift[b]
 
@@ -54,11 +58,11 @@ def _all_decode(slots, computed, scheduled, planned, shift, limit):
 @helper
 def _write_decode(slots, computed, shift, out):
     count = slots.shape[0]
-    first = out[0, :count]
+    first = row_of(out, 0)
     for b in range(count):
         first[b] = computed[b] + shift[np.uint32(slots[b])]
     for axis in range(1, out.shape[0]):
-        row = out[axis, :count]
+        row = row_of(out, axis)
         for b in range(count):
             row[b] = first[b]
 
@@ -92,7 +96,7 @@ def _write_mixed(slots, computed, scheduled, state, shift, arena, out):
         if c >= state[PLANNED_ROW, s]:
             if n == 1:
                 for axis in range(out.shape[0]):
-                    out[axis, at] = c + shift[s]
+                    row_of(out, axis)[at] = c + shift[s]
             else:
                 write_text(out, at, n, shift[s], c)
         else:
@@ -103,57 +107,66 @@ def _write_mixed(slots, computed, scheduled, state, shift, arena, out):
 @helper
 def _write_padding(out, start, stop):
     for axis in range(out.shape[0]):
-        row = out[axis, start : max(start, stop)]
-        for k in range(row.shape[0]):
-            row[k] = PADDING
+        row = row_of(out, axis)
+        for k in range(start, stop):
+            row[np.uint64(k)] = PADDING
 
 
-@kernel(outputs=(6,))
-def step_batch(
-    slots, computed, scheduled, state, shift, arena, out, before, limit, columns
-):
+def _step_batch(state, shift, arena, out, numbers, slots, computed, scheduled):
     """Writes a step's positions, or nothing if anything is wrong.
 
+    Columns that the step before wrote get padding where this one writes none.
+
     Args:
-      slots: int32 [requests].
-      computed: int32 [requests], tokens of each that came before.
-      scheduled: int32 [requests], tokens of each in this step.
       state: int32 [2, slots], see PLANNED_ROW, HEAD_ROW.
       shift: [slots], what decoding adds to a token's index.
       arena: float64 [rows, COLUMNS], the tables of all plans.
       out: [A, capacity].
-      before: columns that the step before wrote; those past this step's get padding.
-      limit: rows of the table of cos and sin.
-      columns: how many of them may be used.
+      numbers: float64 [6], see WRITTEN and those after it.
+      slots: int32 [requests].
+      computed: int32 [requests], tokens of each that came before.
+      scheduled: int32 [requests], tokens of each in this step.
 
     Returns:
-      (tokens, 0, 0, 0), or (status, entry, expected, got) with a negative status.
+      Tokens of the step, or a negative status.
     """
-    slots, computed, scheduled = (
-        borrowed(slots),
-        borrowed(computed),
-        borrowed(scheduled),
-    )
-    state, shift = borrowed(state), borrowed(shift)
-    arena, out = borrowed(arena), borrowed(out)
-    count = slots.shape[0]
+    count, before = slots.shape[0], int(numbers[WRITTEN])
+    limit, columns = int(numbers[LIMIT]), int(numbers[ROOM])
     if computed.shape[0] != count or scheduled.shape[0] != count:
         wrong = computed.shape[0] if computed.shape[0] != count else scheduled.shape[0]
-        return INPUT, -1, np.float64(count), np.float64(wrong)
+        numbers[ENTRY], numbers[EXPECTED], numbers[GOT] = -1, count, wrong
+        return INPUT
     planned = state[PLANNED_ROW]
     fits = count <= columns
     if fits and _all_decode_in_order(slots, computed, scheduled, planned, shift, limit):
         _write_decode_in_order(computed, shift, out)
-        _write_padding(out, count, before)
-        return count, 0, 0.0, 0.0
-    if fits and _all_decode(slots, computed, scheduled, planned, shift, limit):
+        total = count
+    elif fits and _all_decode(slots, computed, scheduled, planned, shift, limit):
         _write_decode(slots, computed, shift, out)
-        _write_padding(out, count, before)
-        return count, 0, 0.0, 0.0
-    total, entry, expected, got = _check(
-        slots, computed, scheduled, planned, shift, limit, columns
-    )
-    if total >= 0:
+        total = count
+    else:
+        total, entry, expected, got = _check(
+            slots, computed, scheduled, planned, shift, limit, columns
+        )
+        if total < 0:
+            numbers[ENTRY], numbers[EXPECTED], numbers[GOT] = entry, expected, got
+            return total
         _write_mixed(slots, computed, scheduled, state, shift, arena, out)
-        _write_padding(out, total, before)
-    return total, entry, expected, got
+    _write_padding(out, total, before)
+    numbers[WRITTEN] = total
+    return total
+
+
+def _kernel(shift: str, out: str) -> Kernel:
+    integers, table = ArrayArgument("int32", 1), ArrayArgument("float64", 2)
+    return Kernel(
+        _step_batch,
+        *(ArrayArgument("int32", 2), ArrayArgument(shift, 1), table),
+        ArrayArgument(out, 2, written=True, rows=True),
+        ArrayArgument("float64", 1, written=True),
+        *(integers, integers, integers),
+    )
+
+
+# By whether positions are fractional.
+STEP_BATCH = {False: _kernel("int32", "int32"), True: _kernel("float64", "float32")}
