@@ -63,21 +63,25 @@ def device_positions(
         if positions.dtype in _NARROW:
             return positions.astype(jnp.int32)
         if not jnp.issubdtype(positions.dtype, jnp.integer):
-            raise TypeError(
-                f"{name} must be integers, got {positions.dtype}; the order of "
-                f"arguments is positions, query, key"
-            )
+            raise TypeError(_not_integers(name, positions.dtype))
         raise TypeError(
             f"{name} on the device must be int32, got {positions.dtype}; check "
             f"their range on the host and cast them with positions.astype(jnp.int32)"
         )
     host = np.asarray(positions)
     if host.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {host.dtype}")
+        raise TypeError(_not_integers(name, host.dtype))
     if host.size:
         low, high = int(host.min()), int(host.max())
         _check_range(name, low, high, rows if out_of_range == "nan" else None)
     return jnp.asarray(host.astype(np.int32))
+
+
+def _not_integers(name: str, dtype: np.dtype) -> str:
+    hint = (
+        "; lookup alone takes fractions, as float32; are query and positions swapped?"
+    )
+    return f"{name} must be integers, got {dtype}" + hint * (name == "positions")
 
 
 def _check_range(name: str, low: int, high: int, rows: int | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrope._config import DualChunk, Fope, RopeConfig
-from jrope._hf_mrope import MROPE_KEYS, SECTION_TYPES, axes_from_rope
+from jrope._hf_mrope import MROPE_KEYS, SECTION_TYPES, axes_from_rope, says_order
 from jrope._hf_rope import (
     Config,
     agreed,
@@ -214,8 +214,9 @@ def _scaling(config: Config, rope: Config, model: ModelType) -> Scaling:
     unknown = set(rope) - set(keys) - _READER_KEYS - set(scaling.meaningless_keys)
     if unknown:
         raise ValueError(
-            f"rope_type {scaling.rope_type!r} has the keys {sorted(keys)}, got unknown "
-            f"{sorted(unknown)}; is a key misspelled, or the rope_type wrong?"
+            f"rope_type {scaling.rope_type!r} has the keys {sorted(keys)} of its own, "
+            f"got unknown {sorted(unknown)}; is a key misspelled, or the rope_type "
+            f"wrong?"
         )
     values = {key: rope[key] for key in keys if rope.get(key) is not None}
     original = "original_max_position_embeddings"
@@ -271,10 +272,13 @@ def _check_unknown(name: object, config: Config, is_neox_style: bool | None) -> 
         missing.append("the pairing (give is_neox_style)")
     if not told and "partial_rotary_factor" not in rope:
         missing.append("how much of a head rotates (add 'partial_rotary_factor')")
+    if isinstance(rope, Mapping) and not says_order(rope):
+        missing.append("in what order its axes lie (add 'mrope_interleaved')")
     if missing:
         raise ValueError(
             f"model_type {name!r} is not one that jrope knows, and its config does not "
-            f"say {' nor '.join(missing)}"
+            f"say {' nor '.join(missing)}; for a vision encoder use "
+            f"jrope.vision_config_from_hf"
         )
 
 

@@ -4,7 +4,9 @@ from jrope._axes import AxisMap, AxisOrder, mrope_axes
 from jrope._hf_rope import Config, agreed
 from jrope._model_types import ModelType
 
-_FLAGS = ("mrope_interleaved", "mrope_interleaved_glm")
+# Qwen3-Omni's and Qwen3-TTS's configs leave the first half of the word out.
+_INTERLEAVED = ("mrope_interleaved", "interleaved")
+_FLAGS = (*_INTERLEAVED, "mrope_interleaved_glm")
 # Keys of a rope dict that only an axis map needs.
 MROPE_KEYS = frozenset({*_FLAGS, "mrope_section", "xdrope_section"})
 # Types of a rope dict that say nothing but that there is a section: the registry's name
@@ -36,6 +38,12 @@ def axes_from_rope(rope: Config, model: ModelType, rotary_dim: int) -> AxisMap |
     return mrope_axes(section, rotary_dim=rotary_dim, order=order or "chunked")
 
 
+def says_order(rope: Config) -> bool:
+    """Whether a rope dict says how the axes of its section lie, or has no section."""
+    has_section = any(rope.get(key) for key in ("mrope_section", "xdrope_section"))
+    return not has_section or _named_order(rope) is not None
+
+
 def _check_not_asked_for(rope: Config) -> None:
     """Raises if a rope dict without a section speaks of one."""
     for name in _section_types(rope):
@@ -63,7 +71,7 @@ def _named_order(rope: Config) -> AxisOrder | None:
     for key in _FLAGS:
         if not isinstance(rope.get(key), bool | None):
             raise TypeError(f"{key} must be a bool, got {rope[key]!r}")
-    interleaved = rope.get("mrope_interleaved")
+    interleaved = agreed({key: rope.get(key) for key in _INTERLEAVED}, _INTERLEAVED[0])
     names = _section_types(rope)
     by_type = SECTION_TYPES[names[0]][1] if names else None
     if by_type is not None:

@@ -184,7 +184,10 @@ _ROWS: dict[str, ModelType] = {
     **_plain(1000000.0, "emu3_text_model", "lfm2", "lfm2_moe", "minimax", "mixtral"),
     **_chunked(1000000.0, "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl"),
     **_chunked(1000000.0, "qwen2_5_vl_text", "qwen2_5_omni_text"),
-    **_interleaved(1000000.0, "qwen3_omni_moe_text"),
+    **_interleaved(1000000.0, "qwen3_omni_moe_talker_text", "qwen3_omni_moe_text"),
+    **_interleaved(100000000.0, "cosmos3_edge_text"),
+    # Not in transformers; vLLM 0.33 (keye.py, keye_vl1_5.py), Qwen3 inside.
+    **_chunked(1000000.0, "Keye", "KeyeVL1_5"),
     **_plain(1000000.0, "ministral3", "phimoe", "solar_open"),
     # Not in transformers; pairing from its published modeling file.
     **_plain(1000000.0, "internlm2"),
@@ -225,11 +228,15 @@ _ROWS: dict[str, ModelType] = {
     ),
     "ernie4_5": ModelType(is_neox_style=False, rope_theta=500000.0),
     "ernie4_5_moe": ModelType(is_neox_style=False, rope_theta=500000.0),
-    "ernie4_5_vl_moe_text": ModelType(
-        is_neox_style=False,
-        rope_theta=500000.0,
-        mrope_section=(22, 22, 20),
-        mrope_order="ernie",
+    # Baidu publishes it flat, transformers nests it.
+    **dict.fromkeys(
+        ("ernie4_5_moe_vl", "ernie4_5_vl_moe", "ernie4_5_vl_moe_text"),
+        ModelType(
+            is_neox_style=False,
+            rope_theta=500000.0,
+            mrope_section=(22, 22, 20),
+            mrope_order="ernie",
+        ),
     ),
     "esm": ModelType(
         rope_switch=("position_embedding_type", "rotary"), switch_default="absolute"
@@ -312,6 +319,8 @@ _ROWS: dict[str, ModelType] = {
         },
         layer_pattern=LayerPattern(key="sliding_window_pattern", period=4),
     ),
+    # Not in transformers; its rope dict is of the type "openpangu".
+    "openpangu_vl": ModelType(),
     "persimmon": _HALF,
     "phi": _HALF,
     "phi3": _PHI3,
@@ -319,6 +328,7 @@ _ROWS: dict[str, ModelType] = {
     "qwen3_5_moe_text": _QWEN35,
     "qwen3_5_text": _QWEN35,
     "qwen3_next": _QUARTER,
+    "qwen4_exp_text": _QWEN35,
     "recurrent_gemma": _HALF,
     "smollm3": ModelType(rope_theta=2000000.0, no_rope_interval=4),
     "stablelm": _QUARTER,
@@ -329,13 +339,15 @@ _ROWS: dict[str, ModelType] = {
 _HEAD_DIMS = {
     64: ("gpt_oss",),
     128: (
+        *("cosmos3_edge_text", "Keye", "KeyeVL1_5"),
         *("afmoe", "ernie4_5", "glm", "glm4", "helium", "llama4_text", "minimax_m2"),
         *("ministral3", "paddleocr_vl_text", "qwen3", "qwen3_vl_text", "seed_oss"),
         "solar_open",
     ),
     256: (
         *("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"),
-        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "vaultgemma"),
+        *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text"),
+        "vaultgemma",
     ),
     512: ("deepseek_v4",),
 }

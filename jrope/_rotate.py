@@ -36,7 +36,7 @@ def lookup(
     Args:
       table: `compute_cos_sin_cache(config)` on the device, always float32, or one of
         the table kinds.
-      positions: int32 [*B, T], absolute, counted from 0; [A, *B, T] where the layout
+      positions: int32 or float32 [*B, T], absolute, from 0; [A, *B, T] where the layout
         has an `axis_of_frequency`. Other integer types are checked and converted if
         they are on the host, narrower ones everywhere.
       layout: says R and the axis map.
@@ -48,7 +48,7 @@ def lookup(
       cos and sin, float32 [*B, T, R/2] each, times the attention factor.
 
     Raises:
-      TypeError: if the table is not float32 or positions are not integers.
+      TypeError: if the table is not float32, or positions neither integers nor float32.
       ValueError: if shapes or host positions do not fit.
 
     >>> table = jnp.asarray([[1.0, 0.0], [0.5, 0.75]])

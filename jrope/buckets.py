@@ -109,8 +109,13 @@ class BucketedStep:
 
         Args:
           state: as it will be in serving: types, shapes and placement.
-          batch: numpy arrays of any number of tokens on the first axis.
+          batch: numpy arrays of any number of tokens on the first axis; multimodal
+            positions as [tokens, A], which the step transposes.
+
+        Raises:
+          ValueError: if arrays differ in tokens.
         """
+        _tokens(batch)
         for size in self.buckets.sizes:
             few = jax.tree.map(lambda array, size=size: array[:size], batch)
             self._programs[size] = self._step.lower(

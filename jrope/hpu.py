@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
+from jrope._gather import check_array
 from jrope._kinds._base import pytree
 from jrope.nnx import RotaryEmbedding
 from jrope.scalings import Default, Scaling
@@ -123,6 +124,8 @@ class HpuRotaryEmbedding(nnx.Module):
         self, rows: StepRows, query: Float[Array, "*T NH"], key: Float[Array, "*T KH"]
     ) -> tuple[Array, Array]:
         """Rotates one layer's heads by the rows that `prepare` looked up."""
+        for name, heads in (("query", query), ("key", key)):
+            check_array(name, heads)
         if not query.ndim == key.ndim or query.ndim not in (2, 3):
             raise ValueError(
                 f"query and key must both be [T, N * H] or [B, T, N * H], got shapes "

@@ -1,8 +1,8 @@
 """Positions of plain RoPE built in the graph: the forms of `jrope.positions`, traced.
 
-Shapes are static: a step of any mix of requests runs the program compiled once. Nothing
-can be raised inside a program, so what does not fit becomes padding, -1; the host's
-functions of the same names check.
+Shapes are static: a step of any mix of requests runs the program compiled once. Values
+cannot be checked inside a program: an `indptr` that does not ascend from 0 gives
+positions without meaning. The host's functions of the same names check.
 """
 
 import jax.numpy as jnp
@@ -30,12 +30,17 @@ def positions_from_indptr(
       int32 [size].
 
     Raises:
-      ValueError: if the shapes do not fit.
+      TypeError, ValueError: if the shapes do not fit, or `size` is no static int.
 
     >>> positions_from_indptr(jnp.array([0, 1, 5, 10]), jnp.array([4, 6, 3]), size=12
     ...     ).tolist()
     [4, 6, 7, 8, 9, 3, 4, 5, 6, 7, -1, -1]
     """
+    if not isinstance(size, int):
+        raise TypeError(
+            f"size must be an int, which is static, got {type(size).__name__}; is it a "
+            f"value inside jit?"
+        )
     starts, first = _indptr(indptr), device_positions(offsets, name="offsets")
     requests = starts.shape[0] - 1
     if first.shape != (requests,):

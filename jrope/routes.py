@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jrope._axes import AXIS_ORDERS, mrope_axes
 from jrope._gather import OutOfRange
 from jrope._layout import RotaryLayout
 from jrope._ops import apply_rope
@@ -161,8 +162,9 @@ def lower_step(
     def of(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
+    axes = () if layout.position_axes is None else (layout.position_axes,)
     traced = jax.jit(step).trace(
-        of(shape[:-2], "int32"),
+        of((*axes, *shape[:-2]), "int32"),
         of(shape, dtype),
         of((*shape[:-2], key_heads, shape[-1]), dtype),
         of((max_position_embeddings, layout.rotary_dim), "float32"),
@@ -207,10 +209,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given.narrow_rows:
             register(given.platform, COMPOSITE_NARROW_ROWS)
+        rotary_dim = given.rotary_dim or head_dim
+        section, order = given.mrope_section, given.mrope_order
         layout = RotaryLayout(
             head_dim=head_dim,
-            rotary_dim=given.rotary_dim or head_dim,
+            rotary_dim=rotary_dim,
             is_neox_style=given.pairing == "neox",
+            axis_of_frequency=mrope_axes(section, rotary_dim=rotary_dim, order=order)
+            if section
+            else None,
         )
         lowered = lower_step(
             given.platform,
@@ -251,6 +258,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rotary-dim", type=int, help="features that turn; all")
     parser.add_argument("--pairing", choices=("neox", "gptj"), default="neox")
+    parser.add_argument("--mrope-section", type=_numbers, help="such as 16,24,24")
+    parser.add_argument("--mrope-order", choices=tuple(AXIS_ORDERS), default="chunked")
     parser.add_argument("--out-of-range", choices=("clip", "nan"), default="clip")
     parser.add_argument("--backward", action="store_true", help="the gradients")
     parser.add_argument("--narrow-rows", action="store_true", help="cos, sin in dtype")
@@ -258,8 +267,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def _shape(text: str) -> tuple[int, ...]:
-    shape = tuple(map(int, text.split(",")))
+    shape = _numbers(text)
     if len(shape) < 3:
         raise argparse.ArgumentTypeError(f"must be [*B, T, N, H], got {text}")
     return shape

@@ -136,10 +136,13 @@ def test_a_rotation_by_several_axes(order, section, is_neox_style, scaling):
     )
 
 
-def read(model_type, rope, **keys):
+def read(model_type, rope, is_neox_style=None, **keys):
     sizes = {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 128}
     config = {**sizes, "max_position_embeddings": 256, "rope_theta": 1e4, **keys}
-    return config_from_hf({**config, "model_type": model_type, "rope_scaling": rope})
+    return config_from_hf(
+        {**config, "model_type": model_type, "rope_scaling": rope},
+        is_neox_style=is_neox_style,
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,21 @@ def read(model_type, rope, **keys):
         ("qwen3_vl_text", {"mrope_section": [24, 20, 20]}, "interleaved", None),
         ("ernie4_5_vl_moe_text", None, "ernie", (22, 22, 20)),
         ("ernie4_5_vl_moe_text", {"mrope_section": [24, 24, 16]}, "ernie", None),
+        ("ernie4_5_moe_vl", {"mrope_section": [22, 22, 20]}, "ernie", None),
+        (
+            "qwen3_omni_moe_text",
+            {"mrope_section": [24, 20, 20], "interleaved": True, "type": "default"},
+            "interleaved",
+            None,
+        ),
+        (
+            "unheard_of",
+            {"mrope_section": [24, 20, 20], "mrope_interleaved": False},
+            "chunked",
+            None,
+        ),
+        ("cosmos3_edge_text", None, "interleaved", (24, 20, 20)),
+        ("Keye", {"mrope_section": [16, 24, 24]}, "chunked", None),
         ("glm4v_text", None, "chunked", (8, 12, 12)),
         (
             "glm4v_text",
@@ -173,7 +191,10 @@ def read(model_type, rope, **keys):
     ],
 )
 def test_axes_of_a_config(model_type, rope, order, section):
-    config = read(model_type, rope)
+    keys = {}
+    if model_type == "unheard_of":
+        keys = {"is_neox_style": True, "partial_rotary_factor": 1.0}
+    config = read(model_type, rope, **keys)
     assert config is not None
     section = section or tuple(rope["mrope_section"])
     width = config.layout.rotary_dim
@@ -261,6 +282,22 @@ def test_openpangu_says_it_by_its_type():
             {"mrope_section": [0.25, 0.25, 0.5]},
             TypeError,
             "every entry of mrope_section must be an int, got 0.25",
+        ),
+        (
+            "qwen3_omni_moe_text",
+            {
+                "mrope_section": [24, 20, 20],
+                "interleaved": False,
+                "mrope_interleaved": True,
+            },
+            ValueError,
+            "gives mrope_interleaved twice, and differently",
+        ),
+        (
+            "unheard_of",
+            {"mrope_section": [22, 22, 20]},
+            ValueError,
+            "nor in what order its axes lie .*; for a vision encoder use jrope.vision",
         ),
         ("llama", {"mrope_section": 64}, TypeError, "must be a list of ints, got 64"),
     ],

@@ -302,3 +302,23 @@ def test_the_definition_reads_the_first_of_each_pair_of_rows():
 def test_the_composite_is_the_route_of_every_other_platform():
     assert routes_for("hpu") == routes_for("nosuch") == (COMPOSITE, XLA)
     assert routes_for("cpu") == (XLA, COMPOSITE)
+
+
+def test_a_kernel_that_changes_the_shape_is_named():
+    def cut(x, cos, sin, *, mode):
+        return x[..., :4]
+
+    route = FullWidthRoute(name="cutter", kernel=cut)
+    layout = RotaryLayout(head_dim=8, rotary_dim=8)
+    ROUTES["cpu"] = (route,)
+    try:
+        with pytest.raises(ValueError, match=r"'cutter' must return \(2, 1, 8\) of"):
+            rotate(
+                jnp.ones((2, 1, 8)),
+                None,
+                *jnp.ones((2, 2, 4)),
+                layout=layout,
+                implementation="cutter",
+            )
+    finally:
+        del ROUTES["cpu"]

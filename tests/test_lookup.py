@@ -63,7 +63,7 @@ def test_too_negative_positions():
     [
         (np.array([1.0]), TypeError, "positions must be integers, got float64"),
         (np.array([True]), TypeError, "positions must be integers, got bool"),
-        (jnp.array([1.0], "bfloat16"), TypeError, "got bfloat16; the order of arg"),
+        (jnp.array([1.0], "bfloat16"), TypeError, "got bfloat16; lookup alone"),
         (jnp.array([True]), TypeError, "positions must be integers, got bool"),
         (jnp.array([1], jnp.uint32), TypeError, "must be int32, got uint32"),
         (jnp.array(1), ValueError, r"must be \[\*B, T\], got a scalar"),

@@ -187,6 +187,17 @@ def test_a_step_array_has_one_shape():
     assert batch_of(image(1)).step_array().shape == (3, 64)
 
 
+def test_a_step_array_for_a_smaller_program():
+    batch = batch_of(image(1), image(1))
+    batch.step([0, 1], [50, 90], [1, 1])
+    made = batch.step_array(4)
+    assert made.shape == (3, 4)
+    np.testing.assert_array_equal(made, batch.buffer[:, :4])
+    for columns in (1, 65):
+        with pytest.raises(PositionError, match=f"2 to 64 columns, got {columns}"):
+            batch.step_array(columns)
+
+
 @jax.jit
 def slow_step(positions, weight):
     """Reads the positions late, after work that takes a while."""

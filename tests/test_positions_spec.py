@@ -1,10 +1,13 @@
 """Specs from names and configs, and positions of plain RoPE from ragged shapes."""
 
+import types
+
 import pytest
 
 from jrope.positions import (
     ALIASES,
     FAMILIES,
+    NO_TOKEN,
     PositionError,
     PositionSpec,
     offsets_from_positions,
@@ -50,8 +53,30 @@ def test_ids_and_sizes_from_a_config():
     omni = {"seconds_per_chunk": 4, "audio_token_index": 11}
     model = spec("qwen2_5_omni", {"thinker_config": omni})
     assert (model.audio_token_id, model.audio_chunk) == (11, 100)
-    with pytest.raises(TypeError, match="to_dict"):
-        spec("qwen2_vl", ["config.json"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="or a transformers config, got list"):
+        spec("qwen2_vl", ["config.json"])
+    with pytest.raises(
+        TypeError, match=r"fields of PositionSpec, got \['tokens_per_s'"
+    ):
+        spec("qwen2_vl", tokens_per_s=3)
+
+
+def test_a_config_object():
+    config = {"model_type": "qwen2_vl", "image_token_id": 7}
+    holder = types.SimpleNamespace(to_dict=lambda: config)
+    assert spec("qwen2_vl", holder) == spec("qwen2_vl", config)
+    assert "image_token_id=7" in repr(spec("qwen2_vl", config))
+    assert str(NO_TOKEN) not in repr(spec("qwen2_vl"))
+
+
+def test_a_config_of_another_rule():
+    config = {"model_type": "qwen2_5_vl"}
+    with pytest.raises(ValueError, match="must be 'qwen2_5_vl' for this config"):
+        spec("qwen2_vl", config)
+    # The same rule under another name, and a name that nobody knows.
+    assert spec("paddleocr_vl", {"model_type": "qwen2_vl"}).axes == 3
+    assert spec("qwen2_vl", {"model_type": "mine"}) == spec("qwen2_vl")
+    assert spec("text", config).axes == 1
 
 
 @pytest.mark.parametrize("axes", [3, 4])

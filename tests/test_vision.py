@@ -180,8 +180,8 @@ GRIDS = [(1, 4, 6), (3, 2, 2), (1, 12, 2), (2, 6, 4)]
 
 @pytest.mark.parametrize(
     ("order", "merge"),
-    [("merge_blocks", 2), ("merge_blocks", 1), ("row_major", 1)]
-    + [("one_based_with_cls", 1)],
+    [("merge_blocks", 2), ("merge_blocks", 1), ("row_major", None)]
+    + [("one_based_with_cls", None)],
 )
 def test_positions(order, merge):
     made = vision_positions(np.array(GRIDS), order=order, spatial_merge_size=merge)
@@ -206,21 +206,29 @@ def test_no_pictures_no_patches():
             [[1, 2, 2]],
             {"order": "row_major", "spatial_merge_size": 2},
             ValueError,
-            "1 where order is not 'merge_blocks', got 2 with 'row_major'",
+            "for no other order, got 2 with 'row_major'",
+        ),
+        (
+            [[1, 2, 2]],
+            {"spatial_merge_size": None},
+            ValueError,
+            "given for 'merge_blocks', .* got None with 'merge_blocks'",
         ),
     ],
 )
 def test_refused_positions(grids, kwargs, error, message):
     with pytest.raises(error, match=message):
-        vision_positions(grids, **{"order": "merge_blocks", **kwargs})
+        vision_positions(
+            grids, **{"order": "merge_blocks", "spatial_merge_size": 1, **kwargs}
+        )
 
 
 @pytest.mark.parametrize(
     ("hf_config", "order", "merge"),
     [
         (QWEN2_VL, "merge_blocks", 2),
-        (MISTRAL3, "row_major", 1),
-        (LLAMA4, "one_based_with_cls", 1),
+        (MISTRAL3, "row_major", None),
+        (LLAMA4, "one_based_with_cls", None),
     ],
     ids=["qwen2_vl", "pixtral", "llama4"],
 )

@@ -90,6 +90,12 @@ class FullWidthRoute:
             cos, sin = cos.astype(x.dtype), sin.astype(x.dtype)
         mode = BLOCKWISE if rotation.is_neox_style else PAIRWISE
         turned = self.kernel(x[..., start:end], cos, sin, mode=mode)
+        if (turned.shape, turned.dtype) != ((*x.shape[:-1], width), x.dtype):
+            raise ValueError(
+                f"the kernel of route {self.name!r} must return "
+                f"{(*x.shape[:-1], width)} of {x.dtype}, as it was given, got "
+                f"{turned.shape} of {turned.dtype}"
+            )
         before = [x[..., :start]] if start else []
         after = [x[..., end:]] if end < x.shape[-1] else []
         parts = [*before, turned, *after]

@@ -11,6 +11,7 @@ from jrope.positions._ragged import (
     positions_from_mask,
     positions_from_segment_ids,
 )
+from jrope.positions._rule import NO_TOKEN
 from jrope.positions._spec import PositionSpec, spec
 from jrope.positions._vision import vision_positions
 from jrope.positions._warmup import warmup
@@ -18,6 +19,7 @@ from jrope.positions._warmup import warmup
 __all__ = [
     "ALIASES",
     "FAMILIES",
+    "NO_TOKEN",
     "BatchPositions",
     "PositionError",
     "PositionPlan",

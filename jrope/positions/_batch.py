@@ -20,6 +20,7 @@ from jrope.positions._step import (
     PLANNED_ROW,
     ROOM,
     STEP_BATCH,
+    WRITTEN,
 )
 from jrope.positions._table import COLUMNS
 
@@ -170,13 +171,28 @@ class BatchPositions:
             raise from_kernel(tokens, 0, entry, expected, got, -1)
         return self.buffer[:, :tokens]
 
-    def step_array(self) -> np.ndarray:
-        """The step's positions for a jitted function: always [A, capacity].
+    def step_array(self, columns: int | None = None) -> np.ndarray:
+        """The step's positions for a jitted function: always [A, columns].
 
         A copy: refilling the buffer while steps are in flight cannot change it. With
-        one axis the shape is [capacity].
+        one axis the shape is [columns].
+
+        Args:
+          columns: of the program that will take them, where it takes fewer than the
+            buffer has, such as one token a request while decoding; None for all.
+
+        Raises:
+          PositionError: capacity, if the step has more tokens, or the buffer fewer
+            columns.
         """
-        return (self.buffer[0] if self.spec.axes == 1 else self.buffer).copy()
+        columns = self.capacity if columns is None else columns
+        tokens = int(self._numbers[WRITTEN])
+        if not tokens <= columns <= self.capacity:
+            raise PositionError(
+                "capacity", expected=f"{tokens} to {self.capacity} columns", got=columns
+            )
+        held = self.buffer[:, :columns]
+        return (held[0] if self.spec.axes == 1 else held).copy()
 
     def _bind(self) -> None:
         """Makes `_run`, the kernel with all that is the same at every step."""

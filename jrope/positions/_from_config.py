@@ -32,6 +32,23 @@ _CANVAS = (
 _ABSENT_RATE = {"qwen2_5_vl": 4.0, "qwen2_5_omni": 25.0, "qwen3_omni_moe": 25.0}
 
 
+def as_mapping(config: object) -> Mapping[str, Any]:
+    """A config as its keys.
+
+    Raises:
+      TypeError: it is neither a dict nor a transformers config.
+    """
+    made: Any = config
+    if not isinstance(config, Mapping) and hasattr(config, "to_dict"):
+        made = made.to_dict()
+    if not isinstance(made, Mapping):
+        raise TypeError(
+            f"config must be a dict (a parsed config.json) or a transformers config, "
+            f"got {type(config).__name__}"
+        )
+    return made
+
+
 def fields_from_config(row: PositionSpec, config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `row` that a config names.
 
@@ -40,14 +57,8 @@ def fields_from_config(row: PositionSpec, config: Mapping[str, Any]) -> dict[str
       config: config.json as a dict; an Omni model's thinker_config is found in it.
 
     Raises:
-      TypeError: the config is not a dict.
       ValueError: the number of sections fits no form of the family.
     """
-    if not isinstance(config, Mapping):
-        raise TypeError(
-            f"config must be a dict, got {type(config).__name__}; pass "
-            f"config.to_dict() of a transformers config"
-        )
     config = config.get("thinker_config") or config
     found: dict[str, Any] = {
         name: value for name in _KEYS if (value := _find(config, name)) is not None

@@ -16,7 +16,7 @@ from jrope.positions._rule import NO_TOKEN
 TYPED_PADS = (-2, -3, -4)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class PositionSpec:
     """How a family of models lays out positions. Frozen and hashable.
 
@@ -25,7 +25,7 @@ class PositionSpec:
     Args:
       family: name of the row.
       axes: rows of the positions, A.
-      image_token_id: the pad that an image's tokens are; NO_TOKEN (-1) for none.
+      image_token_id: the pad that an image's tokens are; NO_TOKEN for none.
       video_token_id: the same of videos; it may be the image's, told apart by
         video_start and video_end.
       audio_token_id: the same of audios.
@@ -189,24 +189,26 @@ _IDS = tuple(name for name in _PLACES.values() if name.endswith("_token_id"))
 
 
 def spec(
-    family: str, config: Mapping[str, Any] | None = None, **overrides: Any
+    family: str, config: Mapping[str, Any] | object | None = None, **overrides: Any
 ) -> PositionSpec:
     """The positions of a family, with what a model's config says of it.
 
     Args:
       family: a name in `FAMILIES` or `ALIASES`, mostly a config's `model_type`.
-      config: a Hugging Face config.json as a dict; ids and sizes are read from it.
+      config: a Hugging Face config.json as a dict, or a transformers config; ids and
+        sizes are read from it.
       **overrides: fields of `PositionSpec` that differ, checked like all others.
 
     Raises:
       PositionError: unknown_family.
-      TypeError, ValueError: an override is no field, or does not hold.
+      TypeError, ValueError: an override is no field, or does not hold; the config is
+        of a family with another rule.
 
     >>> spec("qwen2_5_vl").tokens_per_second
     2.0
     """
     from jrope.positions._families import ALIASES, FAMILIES
-    from jrope.positions._from_config import fields_from_config
+    from jrope.positions._from_config import as_mapping, fields_from_config
 
     name = ALIASES.get(family, family)
     if name not in FAMILIES:
@@ -216,5 +218,33 @@ def spec(
             got=repr(family),
         )
     row = FAMILIES[name]
-    read = {} if config is None else fields_from_config(row, config)
+    unknown = set(overrides) - {field.name for field in dataclasses.fields(row)}
+    if unknown:
+        raise TypeError(
+            f"overrides must be fields of PositionSpec, got {sorted(unknown)}; is one "
+            f"misspelled?"
+        )
+    read = {}
+    if config is not None:
+        config = as_mapping(config)
+        named = str(config.get("model_type"))
+        _check_same_rule(row, FAMILIES.get(ALIASES.get(named, named)))
+        read = fields_from_config(row, config)
     return dataclasses.replace(row, **{**read, **overrides})
+
+
+def _check_same_rule(row: PositionSpec, other: PositionSpec | None) -> None:
+    """Raises if a config is known to be of a family that lays positions out otherwise.
+
+    Its token ids may differ: they are read from it.
+    """
+    if other is None or row.family == "text" or other.layout == row.layout == "ordinal":
+        return
+    ids = dict.fromkeys(_IDS, NO_TOKEN)
+    if dataclasses.replace(row, family="", **ids) != dataclasses.replace(
+        other, family="", **ids
+    ):
+        raise ValueError(
+            f"family must be {other.family!r} for this config, by its model_type, got "
+            f"{row.family!r}, whose rule differs"
+        )

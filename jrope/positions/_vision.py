@@ -12,7 +12,7 @@ PatchOrder = Literal["merge_blocks", "row_major", "one_based_with_cls"]
 
 
 def vision_positions(
-    grid_thw: ArrayLike, *, order: PatchOrder, spatial_merge_size: int = 1
+    grid_thw: ArrayLike, *, order: PatchOrder, spatial_merge_size: int | None = None
 ) -> np.ndarray:
     """Positions of every patch of images and videos, for a two-dimensional RoPE.
 
@@ -24,14 +24,14 @@ def vision_positions(
         "row_major" (Pixtral): rows and columns, row after row.
         "one_based_with_cls" (Llama 4): columns and rows counted from 1, row after row,
         and after each frame its class token at position 0.
-      spatial_merge_size: side of a block, in patches; 1 but for "merge_blocks".
+      spatial_merge_size: side of a block, in patches; for "merge_blocks" alone.
 
     Returns:
       int32 [2, patches].
 
     Raises:
       PositionError: input, grid_nonpositive, grid_not_divisible.
-      ValueError: an unknown order, or a size that it has no use for.
+      ValueError: an unknown order, no size where it needs one, or one without use.
 
     >>> vision_positions([[1, 2, 4]], order="merge_blocks", spatial_merge_size=2)
     array([[0, 0, 1, 1, 0, 0, 1, 1],
@@ -39,15 +39,18 @@ def vision_positions(
     """
     if order not in get_args(PatchOrder):
         raise ValueError(f"order must be one of {get_args(PatchOrder)}, got {order!r}")
-    if spatial_merge_size < 1 or (order != "merge_blocks" and spatial_merge_size != 1):
+    if (order == "merge_blocks") is (spatial_merge_size is None):
         raise ValueError(
-            f"spatial_merge_size must be at least 1, and 1 where order is not "
-            f"'merge_blocks', got {spatial_merge_size} with {order!r}"
+            f"spatial_merge_size must be given for 'merge_blocks', and for no other "
+            f"order, got {spatial_merge_size} with {order!r}"
         )
+    merge = 1 if spatial_merge_size is None else spatial_merge_size
+    if merge < 1:
+        raise ValueError(f"spatial_merge_size must be at least 1, got {merge}")
     grids = as_grids("grid_thw", grid_thw)
-    _check(grids, spatial_merge_size)
+    _check(grids, merge)
     frames = [
-        np.tile(_frame(height, width, order, spatial_merge_size), frames)
+        np.tile(_frame(height, width, order, merge), frames)
         for frames, height, width in grids.tolist()
     ]
     return np.concatenate([np.empty((2, 0), np.int32), *frames], axis=1)
