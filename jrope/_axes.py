@@ -82,7 +82,7 @@ def balanced_axes(section: Sequence[int]) -> AxisMap:
     Source: openPangu-VL, vLLM's `MRotaryEmbeddingInterleaved`.
 
     Raises:
-      ValueError: if there are not two or three axes, or axis 0 of three has none.
+      ValueError: if there are not two or three axes.
 
     >>> balanced_axes((2, 3, 3))
     (0, 1, 2, 1, 2, 1, 2, 0)
@@ -90,11 +90,6 @@ def balanced_axes(section: Sequence[int]) -> AxisMap:
     _check_axes("in openPangu's order", section, (2, 3))
     total, axes = list(section), []
     if len(total) == 3:
-        if not total[0]:
-            raise ValueError(
-                f"mrope_section must give axis 0 a frequency in openPangu's order, "
-                f"which puts it last, got {tuple(section)}"
-            )
         total[0] -= 1
     placed = [0] * len(total)
     for _ in range(sum(total)):
@@ -161,9 +156,12 @@ def mrope_axes(
     if order not in AXIS_ORDERS:
         raise ValueError(f"order must be one of {get_args(AxisOrder)}, got {order!r}")
     check_int("rotary_dim", rotary_dim, minimum=2)
+    if not isinstance(section, list | tuple):
+        raise TypeError(f"mrope_section must be a list of ints, got {section!r}")
     for count in section:
-        check_int("every entry of mrope_section", count, minimum=0)
-    if sum(section) != rotary_dim // 2:
+        # An axis without a frequency would be missing from the layout's positions.
+        check_int("every entry of mrope_section", count, minimum=1)
+    if 2 * sum(section) != rotary_dim:
         raise ValueError(
             f"mrope_section must sum to rotary_dim // 2 = {rotary_dim // 2}, got "
             f"{tuple(section)} (sum {sum(section)}); is rotary_dim={rotary_dim} the "

@@ -1,22 +1,37 @@
 """Rows of positions between two rows of a table: Qwen3-Omni's moments of a video."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float32
 
+from jrope._config import RopeConfig
 from jrope._gather import OutOfRange
 from jrope._kinds import Table
 from jrope._kinds._base import add_angles
-
-# The largest float32 that fits int32.
-_FAR = float(np.nextafter(np.float32(2**31), np.float32(0)))
 
 
 def is_fractional(positions: object) -> bool:
     """Whether positions are float32, on the host or on the device."""
     return getattr(positions, "dtype", None) == np.float32
+
+
+def check_frequencies(config: RopeConfig, positions: object) -> None:
+    """Raises if float positions come to frequencies that a table cannot tell apart.
+
+    A table's rows are the same for a frequency and for one that is a turn less.
+    """
+    if not is_fractional(positions):
+        return
+    largest = float(config.frequencies.inv_freq.max())
+    if largest >= math.pi or config.angle_dtype != "float64":
+        raise ValueError(
+            f"float32 positions must come with frequencies below pi and "
+            f"angle_dtype='float64', got {largest:.4g} and {config.angle_dtype!r}"
+        )
 
 
 def fractional_positions(
@@ -48,21 +63,20 @@ def rows_between(
 
     A product of position and frequency would be off by the position's own rounding,
     1e-3 at 32k; so only the fraction, below 1, is multiplied. Frequencies come from
-    the table: the angles of row 1, which are below pi in every model.
+    the table: the angles of row 1, which must be below pi (`check_frequencies`).
     """
-    places = jnp.maximum(positions, jnp.float32(0))
-    below = jnp.floor(places)
+    # Not a maximum, whose gradient at 0 would be halved.
+    places = jnp.where(positions < 0, jnp.float32(0), positions)
     past = places >= jnp.float32(kind.max_position_embeddings)
-    part = jnp.where(past, jnp.float32(0), places - below)
-    indices = jnp.minimum(below, jnp.float32(_FAR)).astype(jnp.int32)
-    rows = kind.rows(_loud(indices, positions), None, out_of_range)
+    places = jnp.where(past, jnp.float32(0), places)
+    below = jnp.floor(places)
+    # What is not a number has no integer; its fraction, NaN, makes its rows NaN.
+    known = jnp.where(jnp.isnan(below), jnp.float32(0), below)
+    far = jnp.int32(kind.max_position_embeddings)
+    indices = jnp.where(past, far, known.astype(jnp.int32))
+    rows = kind.rows(indices, None, out_of_range)
     first = kind.rows(jnp.int32(1), None, "nan")
-    return _turn_on(rows, first, part)
-
-
-def _loud(indices: Int32[Array, "..."], positions: Array) -> Int32[Array, "..."]:
-    """What is not a number has no integer; its fraction, NaN, makes its rows NaN."""
-    return jnp.where(jnp.isnan(positions), jnp.int32(0), indices)
+    return _turn_on(rows, first, places - below)
 
 
 @jax.jit

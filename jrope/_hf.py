@@ -21,7 +21,7 @@ from jrope._hf_rope import (
     text_config,
 )
 from jrope._layout import check_int
-from jrope._model_types import MODEL_TYPES, ModelType
+from jrope._model_types import MODEL_TYPES, NOT_ATTENTION, ModelType
 from jrope.scalings import SCALINGS, Scaling, check_number, config_keys
 
 # Keys of a rope dict that the reader itself uses; all others belong to the scaling.
@@ -92,6 +92,8 @@ def config_from_hf(
     (16, True)
     """
     config, model = read(hf_config, is_neox_style)
+    if layer_type in NOT_ATTENTION:
+        return None
     rope = rope_dict(config, model, layer_type)
     if rope is None:
         return None
@@ -136,8 +138,11 @@ def read(
     hf_config: object, is_neox_style: bool | None
 ) -> tuple[dict[str, Any], ModelType]:
     """The text model's keys and its row of the table."""
-    config = text_config(as_mapping(hf_config))
+    outer = as_mapping(hf_config)
+    config = text_config(outer)
     name = config.get("model_type")
+    if name is None:
+        name = _name_of_nested(outer.get("model_type"))
     if not isinstance(name, str | None):
         raise TypeError(f"model_type must be a string, got {name!r}")
     model = MODEL_TYPES.get(name) if name is not None else ModelType()
@@ -145,6 +150,13 @@ def read(
         _check_unknown(name, config, is_neox_style)
         model = ModelType()
     return {**model.defaults, **config}, model
+
+
+def _name_of_nested(outer: object) -> object:
+    """The type of a text model that is nested in another and does not say its own."""
+    return next(
+        (name for name in (f"{outer}_text", outer) if name in MODEL_TYPES), outer
+    )
 
 
 def _head_dim(config: Config, model: ModelType) -> int:

@@ -15,14 +15,12 @@ from jrope._hf_rope import (
     text_config,
 )
 from jrope._layout import check_int
-from jrope._model_types import ModelType
+from jrope._model_types import NOT_ATTENTION, ModelType
 from jrope._temperature import QueryTemperature
 
 _LAYERS_KEYS = ("num_hidden_layers", "n_layer")
 # Beyond any model: a number that is wrong rather than large.
 _MAX_LAYERS = 65536
-# Layers without queries and keys (Qwen3-Next, LFM2, Granite 4, ...).
-_NOT_ATTENTION = frozenset({"conv", "linear_attention", "mamba", "recurrent"})
 
 
 def layers_from_hf(
@@ -150,7 +148,7 @@ def _flags(config: Config) -> list[bool] | None:
 
 def _attends(layer_type: str) -> bool:
     """Whether layers of a type have queries and keys to rotate."""
-    return layer_type not in _NOT_ATTENTION
+    return layer_type not in NOT_ATTENTION
 
 
 def _value(config: Config, key: str, default: Any) -> Any:

@@ -8,7 +8,8 @@ from jrope._model_types import ModelType
 _INTERLEAVED = ("mrope_interleaved", "interleaved")
 _FLAGS = (*_INTERLEAVED, "mrope_interleaved_glm")
 # Keys of a rope dict that only an axis map needs.
-MROPE_KEYS = frozenset({*_FLAGS, "mrope_section", "xdrope_section"})
+_SECTIONS = ("mrope_section", "xdrope_section")
+MROPE_KEYS = frozenset({*_FLAGS, *_SECTIONS})
 # Types of a rope dict that say nothing but that there is a section: the registry's name
 # of the scaling, and the order that the type stands for.
 SECTION_TYPES: dict[str, tuple[str, AxisOrder | None]] = {
@@ -26,22 +27,26 @@ def axes_from_rope(rope: Config, model: ModelType, rotary_dim: int) -> AxisMap |
         model's code, or the section does not fit.
     """
     order = _order(rope, model)
-    spelled = {key: rope.get(key) for key in ("mrope_section", "xdrope_section")}
-    section = agreed(spelled, "mrope_section")
-    if section is None:
-        section = model.mrope_section
+    section = _section(rope) or model.mrope_section
     if section is None:
         _check_not_asked_for(rope)
         return None
-    if not isinstance(section, list | tuple):
-        raise TypeError(f"mrope_section must be a list of ints, got {section!r}")
     return mrope_axes(section, rotary_dim=rotary_dim, order=order or "chunked")
+
+
+def _section(rope: Config) -> tuple[int, ...] | None:
+    """The section, under either name."""
+    spelled = {key: rope.get(key) for key in _SECTIONS}
+    for key, section in spelled.items():
+        if not isinstance(section, list | tuple | None):
+            raise TypeError(f"{key} must be a list of ints, got {section!r}")
+        spelled[key] = None if section is None else tuple(section)
+    return agreed(spelled, "mrope_section")
 
 
 def says_order(rope: Config) -> bool:
     """Whether a rope dict says how the axes of its section lie, or has no section."""
-    has_section = any(rope.get(key) for key in ("mrope_section", "xdrope_section"))
-    return not has_section or _named_order(rope) is not None
+    return _section(rope) is None or _named_order(rope) is not None
 
 
 def _check_not_asked_for(rope: Config) -> None:
@@ -72,8 +77,8 @@ def _named_order(rope: Config) -> AxisOrder | None:
         if not isinstance(rope.get(key), bool | None):
             raise TypeError(f"{key} must be a bool, got {rope[key]!r}")
     interleaved = agreed({key: rope.get(key) for key in _INTERLEAVED}, _INTERLEAVED[0])
-    names = _section_types(rope)
-    by_type = SECTION_TYPES[names[0]][1] if names else None
+    orders = {name: SECTION_TYPES[name][1] for name in _section_types(rope)}
+    by_type = agreed(orders, "the order of its axes")
     if by_type is not None:
         if interleaved is not None and interleaved is (by_type == "chunked"):
             raise ValueError(

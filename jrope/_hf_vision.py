@@ -11,9 +11,11 @@ from jrope._layout import check_int
 from jrope.scalings import Axial, check_number
 from jrope.scalings.axial import AxialOrder
 
+_UNUSED_KEYS = ("rope_scaling", "partial_rotary_factor")
 # Rows of the table where no image size bounds the grid; vLLM's Qwen2.5-VL has as many.
 _GRID = 8192
 _SUFFIXES = ("_vision_encoder", "_vision_model", "_vision")
+_OF_LANGUAGE_MODELS = ("vocab_size", "num_key_value_heads", "max_position_embeddings")
 _HEADS_KEYS = ("num_heads", "num_attention_heads", "attention_heads")
 
 
@@ -95,18 +97,22 @@ def _read(config: Config) -> tuple[Config, VisionType]:
     thinker = config.get("thinker_config")
     if isinstance(thinker, Mapping):
         return _read({"model_type": outer, **thinker})
-    inner = config.get("vision_config")
-    if isinstance(inner, Mapping):
-        config = inner
-    names = [config.get("model_type"), outer]
-    for name in names:
-        kind = VISION_TYPES.get(_stem(name))
-        if kind is not None:
-            return config, kind
-    raise ValueError(
-        f"model_type of a vision encoder must be one of {sorted(VISION_TYPES)}, got "
-        f"{names[0]!r} in a config of {outer!r}"
-    )
+    inner = config.get("vision_config", config)
+    if not isinstance(inner, Mapping):
+        raise TypeError(f"vision_config must be a mapping, got {inner!r}")
+    if inner is config and any(key in config for key in _OF_LANGUAGE_MODELS):
+        raise ValueError(
+            f"the config must have 'vision_config' or be a vision encoder's, got one "
+            f"of a language model, with keys {sorted(config)}"
+        )
+    own = inner.get("model_type")
+    kind = VISION_TYPES.get(_stem(outer if own is None else own))
+    if kind is None:
+        raise ValueError(
+            f"model_type of a vision encoder must be one of {sorted(VISION_TYPES)}, "
+            f"got {own!r} in a config of {outer!r}"
+        )
+    return inner, kind
 
 
 def _stem(name: Any) -> str:
@@ -135,13 +141,23 @@ def _head_dim(config: Config, kind: VisionType) -> int:
 def _theta(config: Config) -> float:
     """The base: 10000 in every encoder that does not say."""
     rope = config.get("rope_parameters") or {}
-    name = rope.get("rope_type", "axial")
-    # Llama 4's rope dict is of the default type.
-    if name not in ("axial", "default"):
+    if not isinstance(rope, Mapping):
+        raise TypeError(f"rope_parameters must be a mapping, got {rope!r}")
+    unused = [key for key in _UNUSED_KEYS if config.get(key) is not None]
+    unused += sorted(set(rope) - {"rope_theta", "rope_type", "type"})
+    if unused:
         raise ValueError(
-            f"rope_type of a vision encoder must be 'axial' or 'default', got {name!r}"
+            f"a vision encoder's rotation has a base alone, got {unused}; is its rope "
+            f"dict a language model's?"
         )
-    given = {key: config.get(key) for key in ("rope_theta",)}
+    # Llama 4's rope dict is of the default type.
+    for name in (rope.get("rope_type"), rope.get("type")):
+        if name not in (None, "axial", "default"):
+            raise ValueError(
+                f"rope_type of a vision encoder must be 'axial' or 'default', got "
+                f"{name!r}"
+            )
+    given = {"the top level": config.get("rope_theta")}
     given["rope_parameters"] = rope.get("rope_theta")
     theta = agreed(given, "rope_theta")
     theta = 10000.0 if theta is None else theta
@@ -154,7 +170,7 @@ def _grid(config: Config, kind: VisionType) -> int:
     if kind.image_size is None:
         return _GRID
     image = config.get("image_size", kind.image_size)
-    sides = image if isinstance(image, list | tuple) else (image,)
+    sides = tuple(image) if isinstance(image, list | tuple) and image else (image,)
     patch = required(config, ("patch_size",))
     for side in (*sides, patch):
         check_int("image_size and patch_size", side, minimum=1)

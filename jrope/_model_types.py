@@ -11,6 +11,9 @@ from typing import Any
 
 from jrope._axes import AxisOrder
 
+# Layers without queries and keys (Qwen3-Next, LFM2, Granite 4, ...).
+NOT_ATTENTION = frozenset({"conv", "linear_attention", "mamba", "recurrent"})
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerRule:
@@ -203,7 +206,9 @@ _ROWS: dict[str, ModelType] = {
         layer_pattern=LayerPattern(key="sliding_window_pattern", period=4),
     ),
     # Pairing as its published reference has it; transformers' class is contested.
-    "cohere_compass_text": ModelType(is_neox_style=False),
+    "cohere_compass_text": ModelType(
+        is_neox_style=False, mrope_section=(24, 20, 20), mrope_order="interleaved"
+    ),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": _DEEPSEEK,

@@ -38,7 +38,9 @@ def lookup(
         the table kinds.
       positions: int32 or float32 [*B, T], absolute, from 0; [A, *B, T] where the layout
         has an `axis_of_frequency`. Other integer types are checked and converted if
-        they are on the host, narrower ones everywhere.
+        they are on the host, narrower ones everywhere. float32 ones need not be whole
+        (Qwen3-Omni): the row below is turned on, in the same program, by frequencies
+        that must be below pi, as all are that start from 1.
       layout: says R and the axis map.
       row_offset: for a `StackedTable`, int32 that broadcasts to [*B, T]: where each
         token's own table starts.

@@ -6,10 +6,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
+from jrope._fractional import check_frequencies
 from jrope._gather import OutOfRange
 from jrope._hf import config_from_hf
-from jrope._kinds import TableName
+from jrope._kinds import TableName, wrap_table
 from jrope._ops import rotate
+from jrope._rotate import lookup
 
 _Shell = TypeVar("_Shell", bound="RotaryMethods")
 
@@ -72,6 +74,18 @@ class RotaryMethods:
     ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
         """This step's rows, for all layers: see `jrope.lookup`."""
         raise NotImplementedError
+
+    def _look_up(
+        self, array: Array, positions: ArrayLike
+    ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
+        """This step's rows of the table around `array`."""
+        check_frequencies(self.config, positions)
+        return lookup(
+            wrap_table(self.config, array, self.table),
+            positions,
+            layout=self.config.layout,
+            out_of_range=self.out_of_range,
+        )
 
     @overload
     def rotate(

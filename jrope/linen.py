@@ -7,9 +7,8 @@ from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, check_out_of_range
-from jrope._kinds import TableName, wrap_table
+from jrope._kinds import TableName
 from jrope._ops import check_implementation, device_table
-from jrope._rotate import lookup
 from jrope._shell import RotaryMethods
 
 COLLECTION = "rope_cache"
@@ -63,12 +62,7 @@ class RotaryEmbedding(RotaryMethods, nn.Module):
         # nn.scan hands variables that do not vary over as host arrays while it
         # initialises.
         array = jnp.asarray(self.cos_sin_cache.value)
-        return lookup(
-            wrap_table(self.config, array, self.table),
-            positions,
-            layout=self.config.layout,
-            out_of_range=self.out_of_range,
-        )
+        return self._look_up(array, positions)
 
 
 def rope_variables(

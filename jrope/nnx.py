@@ -11,9 +11,8 @@ from jaxtyping import Array, Float32
 
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, check_out_of_range
-from jrope._kinds import TableName, wrap_table
+from jrope._kinds import TableName
 from jrope._ops import check_implementation, device_table
-from jrope._rotate import lookup
 from jrope._shell import RotaryMethods
 
 
@@ -81,12 +80,7 @@ class RotaryEmbedding(RotaryMethods, nnx.Module):
                 "the cos/sin table must be filled before use, got only its shape; call "
                 "jrope.nnx.fill_tables(model) after eval_shape and the restore"
             )
-        return lookup(
-            wrap_table(self.config, array, self.table),
-            positions,
-            layout=self.config.layout,
-            out_of_range=self.out_of_range,
-        )
+        return self._look_up(array, positions)
 
 
 def fill_tables(model: nnx.Module) -> None:

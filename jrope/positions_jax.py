@@ -36,9 +36,9 @@ def positions_from_indptr(
     ...     ).tolist()
     [4, 6, 7, 8, 9, 3, 4, 5, 6, 7, -1, -1]
     """
-    if not isinstance(size, int):
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise TypeError(
-            f"size must be an int, which is static, got {type(size).__name__}; is it a "
+            f"size must be an int of at least 0, and static, got {size!r}; is it a "
             f"value inside jit?"
         )
     starts, first = _indptr(indptr), device_positions(offsets, name="offsets")
@@ -75,15 +75,21 @@ def offsets_from_positions(
     ([4, 6], True)
     """
     starts, given = _indptr(indptr), device_positions(positions)
+    if given.ndim != 1:
+        raise ValueError(f"positions must be [size], got shape {given.shape}")
     size = given.shape[0]
+    ascends = (starts[0] == 0) & jnp.all(jnp.diff(starts) >= 0)
     if not size:
-        return jnp.zeros(starts.shape[0] - 1, jnp.int32), starts[-1] == 0
+        none = jnp.zeros(starts.shape[0] - 1, jnp.int32)
+        return none, ascends & (starts[-1] == 0)
     at_start = given[jnp.clip(starts[:-1], 0, size - 1)]
     offsets = jnp.where(jnp.diff(starts) > 0, at_start, jnp.int32(0))
     again = positions_from_indptr(starts, offsets, size=size)
     real = jnp.arange(size, dtype=jnp.int32) < starts[-1]
-    fits = starts[-1] <= size
-    return offsets, fits & jnp.all(jnp.where(real, again == given, True))
+    fits = ascends & (starts[-1] <= size)
+    # Counting up past the largest int32 begins again at the smallest.
+    counts_up = (again == given) & (given >= offsets[_request_of_token(starts, size)])
+    return offsets, fits & jnp.all(jnp.where(real, counts_up, True))
 
 
 def positions_from_mask(mask: ArrayLike) -> Int32[Array, "..."]:
@@ -99,6 +105,8 @@ def positions_from_mask(mask: ArrayLike) -> Int32[Array, "..."]:
     [[-1, -1, 0, 1], [0, 1, 2, -1]]
     """
     real = jnp.asarray(mask) != 0
+    if not real.ndim:
+        raise ValueError("mask must be [*B, T], got a scalar")
     count = lax.cumsum(real.astype(jnp.int32), axis=real.ndim - 1) - jnp.int32(1)
     return jnp.where(real, count, jnp.int32(_PADDING))
 
@@ -117,6 +125,8 @@ def positions_from_segment_ids(segment_ids: ArrayLike) -> Int32[Array, "..."]:
     [0, 1, 2, 0, 1, -1]
     """
     ids = device_positions(segment_ids, name="segment_ids")
+    if not ids.ndim:
+        raise ValueError("segment_ids must be [*B, T], got a scalar")
     axis = ids.ndim - 1
     index = lax.broadcasted_iota(jnp.int32, ids.shape, axis)
     before = jnp.roll(ids, 1, axis)

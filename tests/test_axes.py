@@ -22,7 +22,7 @@ from jrope.scalings import Default, Dynamic, Linear, Llama3, Yarn
 SECTIONS = {
     "chunked": [(16, 24, 24), (8, 12, 12), (16, 16, 16, 16), (20, 20, 24)],
     "interleaved": [(24, 20, 20), (11, 11, 10), (12, 10, 10)],
-    "round_robin": [(8, 12, 12), (24, 20, 20), (0, 5, 3)],
+    "round_robin": [(8, 12, 12), (24, 20, 20), (1, 5, 3)],
     "balanced": [(24, 20, 20), (2, 3, 3), (16, 16), (9, 3)],
     "ernie": [(22, 22, 20), (6, 6, 4)],
 }
@@ -71,7 +71,7 @@ def test_interleaved_is_an_overwrite_of_strided_slices(section):
         ("interleaved", (8, 12, 12), "which would become .* 'round_robin'"),
         ("interleaved", (16, 16), "3 entries where mrope_interleaved is true"),
         ("balanced", (8, 8, 8, 8), r"2 or 3 entries in openPangu's order, got \(8, 8"),
-        ("balanced", (0, 16, 16), "must give axis 0 a frequency in openPangu's"),
+        ("chunked", (16, 16, 0), "every entry of mrope_section must be at least 1"),
         ("ernie", (8, 12, 12), "as many frequencies for height as for width"),
         ("ernie", (16, 16), "3 entries in ERNIE's order"),
         ("spiral", (16, 16), "order must be one of .* got 'spiral'"),
@@ -299,6 +299,12 @@ def test_openpangu_says_it_by_its_type():
             ValueError,
             "nor in what order its axes lie .*; for a vision encoder use jrope.vision",
         ),
+        (
+            "hunyuan_vl",
+            {"type": "openpangu", "rope_type": "xdrope", "mrope_section": [24, 40]},
+            ValueError,
+            "differently",
+        ),
         ("llama", {"mrope_section": 64}, TypeError, "must be a list of ints, got 64"),
     ],
 )
@@ -334,3 +340,30 @@ def test_yarn_with_sections_is_yarn_without():
 def test_models_with_sections_have_an_order():
     for model in MODEL_TYPES.values():
         assert (model.mrope_section is None) == (model.mrope_order is None)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ("qwen2_5_vl", "qwen2_5_vl_text"),
+        ("qwen3_vl", "qwen3_vl_text"),
+        ("glm4v", "glm4v_text"),
+        ("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"),
+        ("llama4", "llama4_text"),
+    ],
+)
+@pytest.mark.parametrize("said", [{}, {"model_type": None}])
+def test_a_nested_text_model_is_of_the_outer_type(outer, inner, said):
+    text = {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 128}
+    text |= {"max_position_embeddings": 256, "rope_theta": 1e6}
+    nested = config_from_hf({"model_type": outer, "text_config": {**text, **said}})
+    assert nested is not None
+    assert nested == config_from_hf({**text, "model_type": inner})
+    with pytest.raises(ValueError, match="model_type 'mistral3' is not one that"):
+        config_from_hf({"model_type": "mistral3", "text_config": {**text, **said}})
+
+
+def test_layers_that_do_not_attend_have_no_rotation():
+    sizes = {"head_dim": 256, "max_position_embeddings": 64, "rope_theta": 1e4}
+    config = {**sizes, "model_type": "qwen3_5_text"}
+    assert config_from_hf(config, layer_type="linear_attention") is None

@@ -20,7 +20,7 @@ from jrope import (
     stack_tables,
 )
 from jrope.nnx import RotaryEmbedding
-from jrope.scalings import Yarn
+from jrope.scalings import Linear, Yarn
 
 ROWS = 40000
 CONFIG = RopeConfig(
@@ -156,3 +156,44 @@ def test_swapped_arguments_are_told(unchecked):
     query = jnp.ones((4, 2, 8), jnp.float32)
     with pytest.raises(TypeError, match="got int32; the order of arguments is posit"):
         apply_rope(query, jnp.arange(4), None, table_of(plain), layout=plain.layout)
+
+
+@pytest.mark.parametrize("position", [0.0, -0.0, 0.5, 3.0])
+def test_the_gradient_of_a_position(position):
+    plain = dataclasses.replace(CONFIG, axis_of_frequency=None)
+    table = table_of(plain)
+
+    def total(positions):
+        return sum(row.sum() for row in lookup(table, positions, layout=plain.layout))
+
+    made = jax.grad(total)(jnp.array([position], jnp.float32))
+    frequencies = plain.frequencies.inv_freq.astype(float)
+    angles = position * frequencies
+    right = np.sum(frequencies * (np.cos(angles) - np.sin(angles)))
+    np.testing.assert_allclose(made, [right], rtol=1e-5)
+
+
+def test_infinity_is_no_surprise_to_a_debugger():
+    plain = dataclasses.replace(CONFIG, axis_of_frequency=None)
+    far = jnp.array([jnp.inf], jnp.float32)
+    table = table_of(plain)
+    with jax.debug_nans(True):
+        cos, _ = lookup(table, far, layout=plain.layout, out_of_range="clip")
+    np.testing.assert_array_equal(cos[0], table[-1, :32])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 0.01},
+        {"scaling": Linear(factor=0.2)},
+        {"angle_dtype": "float32"},
+    ],
+)
+def test_layers_refuse_what_a_table_cannot_tell(changes):
+    rope = RotaryEmbedding(
+        dataclasses.replace(CONFIG, axis_of_frequency=None, **changes)
+    )
+    rope.rows(np.array([3]))
+    with pytest.raises(ValueError, match="must come with frequencies below pi and"):
+        rope.rows(np.array([0.5], np.float32))

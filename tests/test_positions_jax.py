@@ -116,3 +116,47 @@ def test_masks_and_segments_against_the_host(shape):
 def test_refused(unchecked, call, error, message):
     with pytest.raises(error, match=message):
         positions_jax.positions_from_indptr(*map(np.array, call), size=4)
+
+
+@pytest.mark.parametrize(
+    ("indptr", "positions_"),
+    [
+        ([2, 4, 6], [-1, -1, 5, 6, 1, 2, -1, -1]),
+        ([0, 5, 3], [1, 2, 3, 4, 5, 6, 7, 8]),
+        ([0, 20, 6], [1, 2, 3, 4, 5, 6, 7, 8]),
+        ([-5, -4, -1], [1, 2, 3, 4, 5, 6, 7, 8]),
+        ([0, 3], [2**31 - 1, -(2**31), -(2**31) + 1]),
+    ],
+)
+def test_the_inverse_refuses_what_the_host_refuses(indptr, positions_):
+    _, holds = positions_jax.offsets_from_positions(
+        np.array(indptr), np.array(positions_)
+    )
+    assert not holds
+    with pytest.raises(positions.PositionError):
+        positions.offsets_from_positions(np.array(indptr), np.array(positions_))
+
+
+ONE = np.array([0, 1])
+
+
+@pytest.mark.parametrize("size", [None, 5.0, -1, True])
+def test_sizes_that_are_not(unchecked, size):
+    with pytest.raises(
+        TypeError, match="size must be an int of at least 0, and static"
+    ):
+        positions_jax.positions_from_indptr(ONE, ONE[1:], size=size)
+
+
+def test_a_size_inside_jit():
+    with pytest.raises(TypeError, match="and static, got .*; is it a value inside jit"):
+        jax.jit(lambda n: positions_jax.positions_from_indptr(ONE, ONE[1:], size=n))(4)
+
+
+def test_scalars_are_refused():
+    for call in (
+        positions_jax.positions_from_mask,
+        positions_jax.positions_from_segment_ids,
+    ):
+        with pytest.raises(ValueError, match=r"must be \[\*B, T\], got a scalar"):
+            call(jnp.int32(1))

@@ -63,6 +63,9 @@ LLAMA4 = {
 }
 
 
+PIXTRAL = {"model_type": "pixtral", "head_dim": 64, "patch_size": 14}
+
+
 @pytest.mark.parametrize(
     ("hf_config", "head_dim", "rows", "order", "is_neox_style"),
     [
@@ -110,6 +113,49 @@ def test_frequencies():
     [
         ({"model_type": "siglip"}, ValueError, "vision encoder must be one of .*'sigl"),
         ({}, ValueError, "must be one of .* got None in a config of None"),
+        (
+            {"model_type": "qwen2_5_vl", "vision_config": None},
+            TypeError,
+            "vision_config must be a mapping, got None",
+        ),
+        (
+            {"model_type": "qwen2_5_vl", "hidden_size": 64, "vocab_size": 9},
+            ValueError,
+            "must have 'vision_config' or be a vision encoder's, got one of a lang",
+        ),
+        (
+            {
+                "model_type": "qwen3_vl",
+                "vision_config": {"model_type": "siglip_vision_model"},
+            },
+            ValueError,
+            "one of .*'siglip_vision_model' in a config of 'qwen3_vl'",
+        ),
+        (
+            {**PIXTRAL, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+            ValueError,
+            r"has a base alone, got \['rope_scaling'\]",
+        ),
+        (
+            {**PIXTRAL, "rope_parameters": {"type": "axial", "factor": 4.0}},
+            ValueError,
+            r"has a base alone, got \['factor'\]",
+        ),
+        (
+            {**PIXTRAL, "rope_parameters": {"type": "yarn"}},
+            ValueError,
+            "must be 'axial' or 'default', got 'yarn'",
+        ),
+        (
+            {**PIXTRAL, "rope_parameters": [1]},
+            TypeError,
+            r"rope_parameters must be a mapping, got \[1\]",
+        ),
+        (
+            {**PIXTRAL, "image_size": []},
+            TypeError,
+            r"image_size and patch_size must be an int, got \[\]",
+        ),
         ({"model_type": "qwen3_vl", "num_heads": 4}, ValueError, "have 'hidden_size'"),
         (
             {"model_type": "qwen3_vl", "hidden_size": 30, "num_heads": 4},

@@ -137,6 +137,15 @@ class PositionSpec:
         made.flags.writeable = False
         return made
 
+    def __repr__(self) -> str:
+        """The fields that are not their defaults."""
+        shown = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if field.init and getattr(self, field.name) != field.default
+        ]
+        return f"PositionSpec({', '.join(shown)})"
+
     @functools.cached_property
     def typed_rule(self) -> np.ndarray:
         """The rule for ids in which TYPED_PADS, and no delimiters, tell the media."""

@@ -45,8 +45,10 @@ def vision_positions(
             f"order, got {spatial_merge_size} with {order!r}"
         )
     merge = 1 if spatial_merge_size is None else spatial_merge_size
-    if merge < 1:
-        raise ValueError(f"spatial_merge_size must be at least 1, got {merge}")
+    if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
+        raise ValueError(
+            f"spatial_merge_size must be an int of at least 1, got {merge!r}"
+        )
     grids = as_grids("grid_thw", grid_thw)
     _check(grids, merge)
     frames = [
