@@ -78,6 +78,21 @@ def _write_cells(h_row, w_row, at, cell, count, width, base_h, base_w):
 
 
 @helper
+def _write_frame(h_row, w_row, at, height, width, base_h, base_w):
+    """Row and column of a whole frame's tokens."""
+    for r in range(height):
+        _level(h_row, at + r * width, width, base_h + r)
+    # Rows are short, and a loop for each is slow: all but one are copies, and every
+    # copy is twice as long as the one before.
+    _ramp(w_row, at, width, base_w)
+    made, frame = width, height * width
+    while made < frame:
+        count = min(made, frame - made)
+        _repeat(w_row, at, at + made, count)
+        made += count
+
+
+@helper
 def _write_frames(h_row, w_row, at, g, count, height, width, base_h, base_w):
     """Rows and columns of a grid's tokens g to g + count; a frame is made once."""
     frame = height * width
@@ -88,7 +103,7 @@ def _write_frames(h_row, w_row, at, g, count, height, width, base_h, base_w):
         at += head
     full = (count - head) // frame
     if full:
-        _write_cells(h_row, w_row, at, 0, frame, width, base_h, base_w)
+        _write_frame(h_row, w_row, at, height, width, base_h, base_w)
         made = at
         for _ in range(1, full):
             at += frame
