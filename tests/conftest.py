@@ -10,7 +10,9 @@ jaxtyping.install_import_hook(
     [
         "jrope._ops",
         "jrope._rotate",
+        "jrope._phases",
         "jrope._shell",
+        "jrope.flashinfer",
         "jrope.linen",
         "jrope.nnx",
     ],
