@@ -15,6 +15,7 @@ jaxtyping.install_import_hook(
         "jrope.flashinfer",
         "jrope.linen",
         "jrope.nnx",
+        "jrope.vllm._rope",
     ],
     "beartype.beartype",
 )
