@@ -160,7 +160,7 @@ def rotary_embedding(
     rope_dim_offset: int = 0,
     inverse: bool = False,
 ) -> tuple[Array, Array | None]:
-    """vLLM's operation of this name, which writes in place: here, it donates.
+    """Rotates and donates, where vLLM's operation of this name writes in place.
 
     Outside jit the query and key that are passed are gone afterwards, as their contents
     are in vLLM; inside jit they behave as any others. Keep what is returned.
