@@ -56,8 +56,8 @@ def apply_rope(
     offsets: ArrayLike,
     rotary_dim: int | None = None,
     interleave: bool = False,
-    rope_scale: float = 1.0,
-    rope_theta: float = 1e4,
+    rope_scale: float | int = 1.0,
+    rope_theta: float | int = 1e4,
 ) -> Pair:
     """Rotates a ragged batch; token j of request r is at position offsets[r] + j.
 
@@ -97,8 +97,8 @@ def apply_rope_pos_ids(
     pos_ids: ArrayLike,
     rotary_dim: int | None = None,
     interleave: bool = False,
-    rope_scale: float = 1.0,
-    rope_theta: float = 1e4,
+    rope_scale: float | int = 1.0,
+    rope_theta: float | int = 1e4,
 ) -> Pair:
     """`apply_rope` with the position of every token, int32 [nnz]."""
     _check_ragged(q, k)
@@ -115,10 +115,10 @@ def apply_llama31_rope(
     offsets: ArrayLike,
     rotary_dim: int | None = None,
     interleave: bool = False,
-    rope_scale: float = 8.0,
-    rope_theta: float = 5e5,
-    low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0,
+    rope_scale: float | int = 8.0,
+    rope_theta: float | int = 5e5,
+    low_freq_factor: float | int = 1.0,
+    high_freq_factor: float | int = 4.0,
     old_context_len: int = 8192,
 ) -> Pair:
     """`apply_rope` with Llama 3.1's scaling, which Llama 3.2 has with `rope_scale=32`.
@@ -164,10 +164,10 @@ def apply_llama31_rope_pos_ids(
     pos_ids: ArrayLike,
     rotary_dim: int | None = None,
     interleave: bool = False,
-    rope_scale: float = 8.0,
-    rope_theta: float = 5e5,
-    low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0,
+    rope_scale: float | int = 8.0,
+    rope_theta: float | int = 5e5,
+    low_freq_factor: float | int = 1.0,
+    high_freq_factor: float | int = 4.0,
     old_context_len: int = 8192,
 ) -> Pair:
     """`apply_llama31_rope` with the position of every token, int32 [nnz]."""
@@ -224,7 +224,7 @@ def _config(
     head_dim: int,
     rotary_dim: int | None,
     interleave: bool,
-    rope_theta: float,
+    rope_theta: float | int,
     scaling: Scaling,
 ) -> RopeConfig:
     return RopeConfig(

@@ -12,6 +12,7 @@ jaxtyping.install_import_hook(
         "jrope._rotate",
         "jrope._phases",
         "jrope._shell",
+        "jrope.adapters",
         "jrope.flashinfer",
         "jrope.linen",
         "jrope.nnx",

@@ -17,6 +17,7 @@ from jrope._kinds import TableName
 from jrope._layout import RotaryLayout
 from jrope._ops import rotate
 from jrope._rotate import lookup
+from jrope._shell import on_all_axes
 from jrope.nnx import RotaryEmbedding
 
 # vLLM gives M-RoPE tables so many times the rows: a position that counts a video's time
@@ -39,10 +40,7 @@ class ServingRotaryEmbedding(RotaryEmbedding):
         """This step's rows, for all layers: see `jrope.lookup`."""
         rows = self.config.longest_request
         inside = device_positions(positions, rows=rows)
-        axes = self.config.layout.position_axes
-        if axes is not None and inside.ndim == 1:
-            inside = jnp.broadcast_to(inside[None], (axes, *inside.shape))
-        return super().rows(inside)
+        return super().rows(on_all_axes(inside, self.config, text_ndim=1))
 
 
 def get_rope(
@@ -54,7 +52,7 @@ def get_rope(
     dual_chunk_attention_config: Mapping[str, Any] | None = None,
     *,
     rope_scaling: Mapping[str, Any] | None = None,
-    base: float | None = None,
+    base: float | int | None = None,
     rotary_dim: int | None = None,
     partial_rotary_factor: float | None = None,
     max_model_len: int | None = None,
