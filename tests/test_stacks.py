@@ -10,7 +10,11 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import re
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -50,23 +54,38 @@ def settings_of_the_stacks():
         yield
 
 
+PACKAGES = {
+    "equinox": "equinox",
+    "gemma": "gemma",
+    "maxtext": "maxtext",
+    "sgl_jax": "sglang-jax",
+    "tpu_inference": "tpu-inference",
+    "tunix": "google-tunix",
+}
+
+
 def real(name):
-    return pytest.importorskip(name, exc_type=ImportError)
+    """A module of a stack; skipped only where its package is not installed."""
+    _located(name, "")
+    return importlib.import_module(name)
 
 
-def real_file(distribution, path, needs=()):
-    """One module of a package that does not import as a whole."""
-    for name in needs:
-        real(name)
-    try:
-        file = importlib.metadata.distribution(distribution).locate_file(path)
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{distribution} is not installed")
+def real_file(name):
+    """The same, where the package does not import as a whole."""
+    file = _located(name, name.replace(".", "/") + ".py")
     spec = importlib.util.spec_from_file_location("stack_module", str(file))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _located(name, path):
+    package = PACKAGES[name.split(".")[0]]
+    try:
+        return importlib.metadata.distribution(package).locate_file(path)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
 
 
 def assert_near(out, peer, tolerance=NEAR_ERROR):
@@ -80,7 +99,25 @@ def worst(out, other):
     return float(np.abs(np.asarray(out, np.float64) - np.asarray(other)).max())
 
 
-# gemma
+# The documentation's own lines, and gemma
+
+
+@pytest.mark.parametrize(
+    "module", ["gemma.gm.math._positional_embeddings", "tunix.models.llama3.model"]
+)
+def test_the_swaps_of_the_documentation(module):
+    real(module)
+    page = Path(__file__).parents[1] / "docs" / "pages" / "migration.md"
+    swaps = re.findall(r"```py\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    (swap,) = (swap for swap in swaps if module.split(".")[0] in swap)
+    check = f"""
+import jax.numpy as jnp
+from {module} import apply_rope
+options = {{"base_frequency": 10}} if "gemma" in {module!r} else {{"head_dim": 8}}
+assert apply_rope(jnp.ones((1, 2, 1, 8)), jnp.arange(2)[None], **options).shape
+assert getattr(apply_rope, "func", apply_rope).__module__.startswith("jrope.")
+"""
+    subprocess.run([sys.executable, "-c", swap + check], check=True)
 
 
 @pytest.fixture
@@ -272,9 +309,7 @@ def test_maxtext_of_several_axes(embeddings):
 
 @pytest.fixture
 def interface():
-    return real_file(
-        "tpu-inference", "tpu_inference/layers/jax/rope_interface.py"
-    ).apply_rope
+    return real_file("tpu_inference.layers.jax.rope_interface").apply_rope
 
 
 @pytest.mark.parametrize("ordering", ["split", "interleaved"])
@@ -308,8 +343,11 @@ def test_tpu_inference_of_several_axes(interface, interleaved):
     rope = {"rope_type": "default", "mrope_section": [8, 4, 4]}
     rope |= {"mrope_interleaved": interleaved}
     call = (q, jnp.asarray(grid(8)), 32, 500_000, rope)
-    error = worst(tpu_inference.apply_rope(*call), interface(*call))
+    peer = interface(*call)
+    error = worst(tpu_inference.apply_rope(*call), peer)
     assert error > WRONG if interleaved else error < 1e-3
+    rope["mrope_interleaved"] = False
+    assert worst(tpu_inference.apply_rope(*call), peer) < 1e-3
 
 
 def test_tpu_inference_of_given_rows(interface):
