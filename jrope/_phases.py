@@ -73,7 +73,8 @@ def phase_rows(
 def _rows(indices: Int32[Array, "..."], config: RopeConfig) -> tuple[Array, Array]:
     """Jitted, so that eager calls have the same bits.
 
-    The barrier keeps XLA from computing the waves again for every head.
+    Barrier and concatenation keep XLA from computing the waves again for every head:
+    XLA:CPU drops the one before it fuses, and older ones never fuse the other.
     """
     places = jnp.maximum(indices, jnp.int32(0)).astype(jnp.uint32)
     if config.layout.axis_of_frequency is None:
@@ -82,7 +83,9 @@ def _rows(indices: Int32[Array, "..."], config: RopeConfig) -> tuple[Array, Arra
         places = jnp.moveaxis(places[config.layout.axes_array()], 0, -1)
     cos, sin = _waves(_phase(places, _words(config)))
     amplitude = jnp.float32(config.frequencies.attention_factor)
-    return lax.optimization_barrier((cos * amplitude, sin * amplitude))
+    rows = jnp.concatenate([cos * amplitude, sin * amplitude], axis=-1)
+    rows, half = lax.optimization_barrier(rows), cos.shape[-1]
+    return rows[..., :half], rows[..., half:]
 
 
 @functools.lru_cache(maxsize=256)

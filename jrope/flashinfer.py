@@ -7,8 +7,8 @@ jit the arrays passed are gone afterwards, inside it they behave as any others.
 Functions without a cache have no argument that a table could come in by, and compute
 their rows in the program: see `jrope._phases` for how, and why they keep no table.
 FlashInfer computes them in float32, off by 2e-3 at position 32k; these are off by less
-than 2^-23 at any position. A row costs more than a table's, so with several layers the
-form with a cache, or `jrope.lookup` once per step, is the faster one.
+than 2^-23 at any position. With several layers, the form with a cache, or
+`jrope.lookup` once per step, spares computing them in each.
 
 Other than FlashInfer's: a negative position is padding and is not turned, as are tokens
 past `indptr[-1]`; float32 heads are taken too, and any even `rotary_dim`.

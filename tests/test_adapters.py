@@ -13,6 +13,8 @@ import numpy as np
 import oracle
 import pytest
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jrope import RopeConfig, config_from_hf, mrope_axes
 from jrope.adapters import (
@@ -319,6 +321,33 @@ MODULES = [
 @pytest.mark.parametrize("module", MODULES)
 def test_modules_hold_no_array(module):
     assert jax.tree.leaves(nnx.state(module(config()))) == []
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_a_mesh_of_tokens_and_heads(axis_type):
+    rope = {"rope_type": "default", "mrope_section": [8, 4, 4]}
+    rotary_emb = sglang_jax.get_rope(32, 32, 8192, 5e5, rope_scaling=rope)
+    q, k = heads(8)
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(axis_type,) * 2)
+    expected = rotary_emb(grid(8), q, k)
+    with jax.set_mesh(mesh):
+        split = NamedSharding(mesh, P("data", "tensor", None))
+        given = [jax.device_put(x, split) for x in (q, k)]
+        places = jax.device_put(grid(8), NamedSharding(mesh, P(None, "data")))
+        turned = jax.jit(rotary_emb.__call__)(places, *given)
+    for out, whole in zip(turned, expected, strict=True):
+        np.testing.assert_array_equal(out, whole)
+        assert out.sharding.is_equivalent_to(split, out.ndim)
+
+
+def test_the_gradient_turns_back():
+    x, _ = heads(2, 4)
+
+    def loss(x):
+        return jnp.sum(gemma.apply_rope(x, BATCH, base_frequency=1e4) ** 2)
+
+    # A rotation keeps lengths.
+    np.testing.assert_allclose(jax.grad(loss)(x), 2 * x, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_refused(unchecked):

@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from jrope import RopeConfig, TwoLevelTable, compute_cos_sin_cache, lookup
+from jrope import RopeConfig, TwoLevelTable, compute_cos_sin_cache, lookup, rotate
 from jrope._phases import phase_rows
 from jrope.scalings import Llama3, Yarn
 
@@ -103,6 +103,23 @@ def test_the_program_holds_frequencies_and_no_table():
     config = RopeConfig(head_dim=128, rope_theta=1e6, max_position_embeddings=131072)
     step = jax.jit(lambda p: phase_rows(p, config))
     assert len(step.lower(jnp.arange(4, dtype=jnp.int32)).as_text()) < 20_000
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_waves_are_made_once_for_all_heads(dtype):
+    config = RopeConfig(head_dim=128, rope_theta=1e6, max_position_embeddings=131072)
+
+    @jax.jit
+    def step(positions, q, k):
+        rows = phase_rows(positions, config)
+        return rotate(q, k, *rows, layout=config.layout)
+
+    q, k = jnp.ones((256, 32, 128), dtype), jnp.ones((256, 8, 128), dtype)
+    compiled = step.lower(jnp.arange(256, dtype=jnp.int32), q, k).compile()
+    text = compiled.as_text()
+    assert text is not None
+    waves = [block for block in text.split("\n\n") if " cosine(" in block]
+    assert waves and not [block for block in waves if "256,32,128]" in block]
 
 
 def test_positions_that_do_not_fit():

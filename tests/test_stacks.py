@@ -2,8 +2,8 @@
 
 Needs the extra `stacks` and tests/stacks.txt, so it is left out by default; what is not
 installed is skipped. Where a stack's own rotation is wrong, the test shows it, and ours
-equal to transformers' formula (tests/oracle.py). EasyDeL and bonsai do not install
-without what they do not use here; test_adapters.py has their calling forms.
+equal to transformers' formula (tests/oracle.py). EasyDeL pins another Flax and bonsai
+has no package; test_adapters.py has their calling forms.
 """
 
 import functools
@@ -373,6 +373,42 @@ def test_sglang_jax_rotation(is_neox_style, share):
         strict=True,
     ):
         assert_near(ours, theirs)
+
+
+def test_sglang_jax_attention(monkeypatch):
+    """Its Llama attention with either get_rope, up to the paged attention kernel."""
+    llama = real("sgl_jax.srt.models.llama")
+    x = jax.random.normal(jax.random.key(0), (8, 64))
+
+    def run():
+        attention = llama.LlamaAttention(
+            hidden_size=64,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=32,
+            rope_theta=500_000,
+            dtype=jnp.float32,
+            rngs=nnx.Rngs(0),
+        )
+        seen = []
+
+        def kernel(q, k, v, **_):
+            seen.extend((q, k))
+            return q.reshape(8, -1), None
+
+        object.__setattr__(attention, "attn", kernel)
+        out, _ = attention(jnp.arange(8), x, None, None)
+        return attention.rotary_emb, [*seen, out]
+
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((1, 1), ("data", "tensor"), auto, devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        _, theirs = run()
+        monkeypatch.setattr(llama, "get_rope", sglang_jax.get_rope)
+        rotary, ours = run()
+    assert isinstance(rotary, sglang_jax.RotaryEmbedding)
+    for one, other in zip(ours, theirs, strict=True):
+        assert_near(one, other, 1e-5)
 
 
 def test_sglang_jax_leaves_out_llama3():
