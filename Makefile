@@ -35,7 +35,7 @@ peers: $(VENV)/.have-peers
 
 # The whole of it needs Python 3.12; what an older one cannot install is skipped.
 stacks: $(VENV)/.have-stacks $(VENV)/.have-stacks-code
-	$(BIN)/python -m pytest -m stacks tests/test_stacks.py $(ARGS)
+	$(BIN)/python -m pytest -m stacks $(ARGS)
 
 notebooks: $(VENV)/.have-notebooks
 	$(BIN)/python notebooks/run.py $(ARGS)

@@ -2,14 +2,12 @@
 
 Needs the extra `stacks` and tests/stacks.txt, so it is left out by default; what is not
 installed is skipped. Where a stack's own rotation is wrong, the test shows it, and ours
-equal to transformers' formula (tests/oracle.py). EasyDeL pins another Flax and bonsai
-has no package; test_adapters.py has their calling forms.
+equal to transformers' formula (tests/oracle.py). bonsai has no package;
+test_adapters.py has its calling form.
 """
 
 import functools
 import importlib
-import importlib.metadata
-import importlib.util
 import re
 import subprocess
 import sys
@@ -21,82 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from adapter_cases import BATCH, FLAT, LLAMA3, assert_turned, config, heads, waves
 from flax import nnx
-from test_adapters import (
-    BATCH,
-    FLAT,
-    LINEAR,
-    LLAMA3,
-    MROPE,
-    YARN,
-    assert_turned,
-    config,
-    grid,
-    heads,
-    waves,
-)
+from stacks_real import NEAR, WRONG, assert_near, real, settings_of_the_stacks, worst
 
 from jrope import RopeConfig
-from jrope.adapters import equinox, gemma, maxtext, sglang_jax, tpu_inference, tunix
+from jrope.adapters import equinox, gemma, sglang_jax, tunix
 
+__all__ = ["settings_of_the_stacks"]
 pytestmark = [pytest.mark.stacks, pytest.mark.filterwarnings("ignore")]
-NEAR = np.arange(8, dtype=np.int32).reshape(2, 4)
-# What float32 angles and one more rounding of cos and sin cost at positions below 8.
-NEAR_ERROR = 2e-6
-# An error that no rounding makes: the rotation is another one.
-WRONG = 1.0
-
-
-@pytest.fixture(autouse=True)
-def settings_of_the_stacks():
-    """They rely on promotions, which jrope's own tests refuse."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-PACKAGES = {
-    "equinox": "equinox",
-    "gemma": "gemma",
-    "maxtext": "maxtext",
-    "sgl_jax": "sglang-jax",
-    "tpu_inference": "tpu-inference",
-    "tunix": "google-tunix",
-}
-
-
-def real(name):
-    """A module of a stack; skipped only where its package is not installed."""
-    _located(name, "")
-    return importlib.import_module(name)
-
-
-def real_file(name):
-    """The same, where the package does not import as a whole."""
-    file = _located(name, name.replace(".", "/") + ".py")
-    spec = importlib.util.spec_from_file_location("stack_module", str(file))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _located(name, path):
-    package = PACKAGES[name.split(".")[0]]
-    try:
-        return importlib.metadata.distribution(package).locate_file(path)
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{package} is not installed")
-
-
-def assert_near(out, peer, tolerance=NEAR_ERROR):
-    assert out.shape == peer.shape and out.dtype == peer.dtype
-    np.testing.assert_allclose(
-        out.astype(jnp.float32), peer.astype(jnp.float32), rtol=0, atol=tolerance
-    )
-
-
-def worst(out, other):
-    return float(np.abs(np.asarray(out, np.float64) - np.asarray(other)).max())
 
 
 # The documentation's own lines, and gemma
@@ -223,139 +154,6 @@ def test_tunix_llama_attention(monkeypatch):
 
     q, ours = run(as_the_model)
     assert_turned(ours, q, *right)
-
-
-# MaxText
-
-
-@pytest.fixture
-def embeddings():
-    return real("maxtext.layers.embeddings")
-
-
-def of_maxtext(kind, **options):
-    defaults = {"min_timescale": 1, "max_timescale": 500_000, "mesh": None}
-    return kind(
-        **(defaults | {"embedding_dims": 32, "fprop_dtype": jnp.float32} | options)
-    )
-
-
-def test_maxtext_default_and_linear(embeddings):
-    q, _ = heads(2, 4)
-    for rope in (None, LINEAR):
-        factor = (rope or {}).get("factor", 1.0)
-        peer = of_maxtext(embeddings.RotaryEmbedding, rope_linear_scaling_factor=factor)
-        ours = maxtext.RotaryEmbedding(config(rope), fprop_dtype=jnp.float32)
-        assert_near(ours(q, jnp.asarray(NEAR)), peer(q, jnp.asarray(NEAR)))
-
-
-def test_maxtext_part_of_a_head(embeddings):
-    q, _ = heads(2, 4)
-    peer = of_maxtext(embeddings.PartialRotaryEmbedding, partial_rotary_factor=0.5)
-    half = RopeConfig(
-        head_dim=32, rotary_dim=16, rope_theta=5e5, max_position_embeddings=64
-    )
-    ours = maxtext.RotaryEmbedding(half, fprop_dtype=jnp.float32)
-    assert_near(ours(q, jnp.asarray(NEAR)), peer(q, jnp.asarray(NEAR)))
-
-
-def test_maxtext_llama_has_one_factor(embeddings):
-    q, _ = heads(2, 4)
-    peer = of_maxtext(embeddings.LLaMARotaryEmbedding)
-    llama31 = LLAMA3 | {"factor": 8.0}
-    for rope, right in ((llama31, True), (LLAMA3, False)):
-        ours = maxtext.RotaryEmbedding(
-            config(rope, is_neox_style=False), fprop_dtype=jnp.float32
-        )
-        out = ours(q, jnp.asarray(BATCH))
-        assert_turned(out, q, *waves(BATCH, rope=rope), is_neox_style=False)
-        # Llama 3.2's factor is 32; MaxText's class has 8 in its code.
-        error = worst(out, peer(q, jnp.asarray(BATCH)))
-        assert error < 0.05 if right else error > 0.5
-
-
-def test_maxtext_yarn(embeddings):
-    q, _ = heads(2, 4)
-    peer = embeddings.YarnRotaryEmbedding(
-        embedding_dims=32,
-        mesh=None,
-        max_position_embeddings=131072,
-        original_max_position_embeddings=32768,
-        beta_fast=32,
-        beta_slow=1,
-        rope_theta=500_000,
-        rope_factor=4.0,
-        fprop_dtype=jnp.float32,
-        interleave=False,
-        truncate=True,
-        attention_scaling=True,
-    )
-    ours = maxtext.RotaryEmbedding(config(YARN), fprop_dtype=jnp.float32)
-    assert_near(ours(q, jnp.asarray(NEAR)), peer(q, jnp.asarray(NEAR)), 1e-5)
-
-
-def test_maxtext_of_several_axes(embeddings):
-    q, _ = heads(2, 4)
-    peer = embeddings.Qwen3OmniMoeThinkerTextRotaryEmbedding(
-        1, 500_000, 32, fprop_dtype=jnp.float32, mrope_section=(8, 4, 4)
-    )
-    ours = maxtext.RotaryEmbedding(MROPE, fprop_dtype=jnp.float32)
-    positions = jnp.asarray(np.moveaxis(grid(2, 4) % 8, 0, -1))
-    assert_near(ours(q, positions), peer(q, positions))
-
-
-# tpu-inference
-
-
-@pytest.fixture
-def interface():
-    return real_file("tpu_inference.layers.jax.rope_interface").apply_rope
-
-
-@pytest.mark.parametrize("ordering", ["split", "interleaved"])
-@pytest.mark.parametrize("share", [1.0, 0.25])
-def test_tpu_inference_rotation(interface, ordering, share):
-    for x in heads(8, head_dim=48):
-        given = (x, jnp.arange(8), 32, 500_000, None, ordering)
-        assert_near(
-            tpu_inference.apply_rope(*given, rope_proportion=share),
-            interface(*given, rope_proportion=share),
-        )
-
-
-def test_tpu_inference_scalings(interface):
-    """Every type but proportional is smoothed as Llama 3's there."""
-    q, _ = heads(8)
-    for rope, right in ((LLAMA3, True), (YARN, False), (LINEAR, False)):
-        given = dict(rope)
-        given["scale_factor"] = given.pop("factor")
-        call = (q, jnp.asarray(FLAT), 32, 500_000, given)
-        ours, peer = tpu_inference.apply_rope(*call), interface(*call)
-        assert_turned(ours, q, *waves(FLAT, rope=rope))
-        error = worst(ours, peer)
-        assert error < 0.05 if right else error > WRONG
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_tpu_inference_of_several_axes(interface, interleaved):
-    """The interleaved order is not there; the chunked one is right."""
-    q, _ = heads(8)
-    rope = {"rope_type": "default", "mrope_section": [8, 4, 4]}
-    rope |= {"mrope_interleaved": interleaved}
-    call = (q, jnp.asarray(grid(8)), 32, 500_000, rope)
-    peer = interface(*call)
-    error = worst(tpu_inference.apply_rope(*call), peer)
-    assert error > WRONG if interleaved else error < 1e-3
-    rope["mrope_interleaved"] = False
-    assert worst(tpu_inference.apply_rope(*call), peer) < 1e-3
-
-
-def test_tpu_inference_of_given_rows(interface):
-    q, _ = heads(8)
-    rows = jnp.asarray(np.stack(waves(FLAT[:4]), -1).astype(np.float32))
-    for ordering in ("split", "interleaved"):
-        call = (q, rows, 32, 10000, None, ordering)
-        assert_near(tpu_inference.apply_rope(*call), interface(*call))
 
 
 # sglang-jax
