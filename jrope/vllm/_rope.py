@@ -131,8 +131,7 @@ def _served(
     the largest of its rules is never too few.
     """
     config = config_from_hf(hf_config, is_neox_style=is_neox_style)
-    if config is None:
-        raise ValueError("a config without a model_type must have rotary embedding")
+    assert config is not None  # It names no model type without rotary embedding.
     length = config.max_position_embeddings
     factor = getattr(config.scaling, "factor", None) or 1.0
     trained = getattr(config.scaling, "original_max_position_embeddings", None)
