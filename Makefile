@@ -1,5 +1,5 @@
-# make demo | test | hpu | peers | lint | notebooks | bench | docs: each builds its own
-# .venv first.
+# make demo | test | hpu | peers | stacks | lint | notebooks | bench | docs: each builds
+# its own .venv first.
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #   VENV=.venv          where
 #   MODEL=smollm2       what `make demo` serves: smollm2, gemma3 or tiny-qwen2-vl
@@ -12,7 +12,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test hpu peers lint notebooks bench docs clean help
+.PHONY: demo test hpu peers stacks lint notebooks bench docs clean help
 
 help:
 	@sed -n '1,6s/^# //p' Makefile
@@ -37,6 +37,10 @@ lint: $(VENV)/.have-lint
 
 peers: $(VENV)/.have-peers
 	$(BIN)/python -m pytest -m peers $(ARGS)
+
+# The whole of it needs Python 3.12; what an older one cannot install is skipped.
+stacks: $(VENV)/.have-stacks $(VENV)/.have-stacks-code
+	$(BIN)/python -m pytest -m stacks $(ARGS)
 
 notebooks: $(VENV)/.have-notebooks
 	$(BIN)/python notebooks/run.py $(ARGS)
@@ -75,4 +79,9 @@ $(VENV)/.have-weights-%: jrope/demo/pins/%.txt | $(VENV)/.have-python
 $(VENV)/.have-stand-in: tests/stand_in/pins.txt | $(VENV)/.have-python
 	@echo "fetching the stand-in's plugin (63 MB, once)"
 	$(PIP) install --no-deps --require-hashes --requirement $<
+	@touch $@
+
+# Other stacks' code, without the dependencies that its rotations do not use.
+$(VENV)/.have-stacks-code: tests/stacks.txt | $(VENV)/.have-stacks
+	$(PIP) install --no-deps --requirement $<
 	@touch $@

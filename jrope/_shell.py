@@ -2,8 +2,9 @@
 
 from typing import TypeVar, overload
 
+import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int32
 
 from jrope._config import RopeConfig
 from jrope._fractional import check_frequencies
@@ -134,3 +135,20 @@ class RotaryMethods:
         """`rows` and `rotate` in one call, for a single layer."""
         cos, sin = self.rows(positions)
         return self.rotate(query, key, cos, sin, inverse=inverse)
+
+
+def on_all_axes(
+    positions: Int32[Array, "..."], config: RopeConfig, *, text_ndim: int
+) -> Int32[Array, "..."]:
+    """Positions as a config wants them; those of text are the same on every axis.
+
+    Args:
+      positions: [*B, T], or [A, *B, T] already.
+      config: with an axis map or without.
+      text_ndim: the rank of positions of text, which stacks give to models with several
+        axes as well.
+    """
+    axes = config.layout.position_axes
+    if axes is None or positions.ndim != text_ndim:
+        return positions
+    return jnp.broadcast_to(positions[None], (axes, *positions.shape))

@@ -10,10 +10,14 @@ jaxtyping.install_import_hook(
     [
         "jrope._ops",
         "jrope._rotate",
+        "jrope._phases",
         "jrope._shell",
+        "jrope.adapters",
+        "jrope.flashinfer",
         "jrope.hpu",
         "jrope.linen",
         "jrope.nnx",
+        "jrope.vllm._rope",
     ],
     "beartype.beartype",
 )

@@ -1,4 +1,4 @@
-"""vLLM's calling forms: its names, arguments and results, over jrope's builders.
+"""vLLM's names for position builders, over `jrope.positions`.
 
 For code that calls the static methods of vLLM's `MRotaryEmbedding`; new code is faster
 with `jrope.positions` itself, which stores no positions and takes a batch in one call.

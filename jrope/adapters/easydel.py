@@ -1,0 +1,56 @@
+"""EasyDeL's calling form: `rotary(query=, key=, positions=, frequencies=)`.
+
+An attention takes it by its attribute `rotary`, or from `_create_rotary`.
+"""
+
+from flax import nnx
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jrope._config import RopeConfig
+from jrope._gather import device_positions
+from jrope._ops import rotate
+from jrope.adapters._common import rows_of
+
+
+class RotaryEmbedding(nnx.Module):
+    """In place of any of EasyDeL's rotary embeddings.
+
+    Args:
+      config: what to rotate, and how.
+    """
+
+    def __init__(self, config: RopeConfig):
+        """Holds no array."""
+        self.config = config
+
+    def __call__(
+        self,
+        positions: ArrayLike,
+        query: Float[Array, "B S N H"],
+        key: Float[Array, "B S K H"],
+        offsets: ArrayLike | None = None,
+        frequencies: object = None,
+    ) -> tuple[Array, Array]:
+        """Rotates queries and keys.
+
+        Args:
+          positions: int32 [B, S], or [A, B, S] for a config with several axes.
+          query: [B, S, N, H].
+          key: [B, S, K, H].
+          offsets: int32, added to the positions; it broadcasts to them.
+          frequencies: taken for the call's sake and not used: EasyDeL's table is
+            bfloat16, which is off by 2e-3, and the config has frequencies of its own.
+
+        Returns:
+          The rotated query and key, in their own dtypes.
+
+        Raises:
+          TypeError, ValueError: if shapes or types do not fit.
+        """
+        del frequencies
+        indices = device_positions(positions)
+        if offsets is not None:
+            indices = indices + device_positions(offsets, name="offsets")
+        cos, sin = rows_of(indices, self.config, text_ndim=2)
+        return rotate(query, key, cos, sin, layout=self.config.layout)
