@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import types
+from typing import Any
 
 import numpy as np
 import positions_golden
@@ -104,6 +105,23 @@ def test_next_positions_that_do_not_fit():
     with pytest.raises(PositionError, match="out_dtype"):
         vllm.get_next_input_positions_tensor(out.astype(np.float32), 0, 0, 8, 3)
     assert (out == -1).all()
+
+
+def test_numbers_that_are_not_positions():
+    out = np.full((3, 4), 9, np.int32)
+    for delta in (2**33, 2**31 - 2):
+        with pytest.raises(PositionError, match=r"start <= stop < 2\^31"):
+            vllm.get_next_input_positions_tensor(out, 0, delta, 0, 4)
+    call: Any = vllm.get_next_input_positions_tensor
+    for wrong in ((0, -2.5, 7, 3), ("1", 0, 0, 1), (0, 0, 1.0, 1), (0, 0, 0, 1.5)):
+        with pytest.raises(TypeError):
+            call(out, *wrong)
+    for buffer in ([[1]], np.zeros((), np.int32)):
+        with pytest.raises(PositionError, match="out_dtype|out_shape"):
+            call(buffer, 0, 0, 0, 1)
+    assert (out == 9).all()
+    narrow: Any = (np.uint8(3), np.uint8(254), np.uint8(255))
+    assert vllm.get_next_input_positions(*narrow) == [[257]] * 3
 
 
 def test_no_jax_is_loaded():

@@ -31,6 +31,10 @@ from jrope.positions._table import (
 # element, which keeps LLVM from vectorising (ten times slower).
 
 
+# Positions fit int32, as they are on the device.
+_LARGEST = 2**31 - 1
+
+
 @helper
 def _level(row, at, count, value):
     """Writes one value `count` times from index `at` on."""
@@ -205,7 +209,7 @@ def misfit_of(out, shape_code, start, stop, at):
         return 1
     if holds_floats(out) != (shape_code < 0):
         return 4
-    if start < 0 or stop < start:
+    if start < 0 or stop < start or stop >= _LARGEST:
         return 2
     if at < 0 or at + (stop - start) > out.shape[1]:
         return 3

@@ -175,7 +175,9 @@ class PositionPlan:
             )
         if misfit == 2:
             return PositionError(
-                "out_shape", expected="0 <= start <= stop", got=f"{start}, {stop}"
+                "out_shape",
+                expected="0 <= start <= stop < 2^31",
+                got=f"{start}, {stop}",
             )
         if misfit == 3:
             return PositionError(

@@ -4,7 +4,9 @@ For code that calls the static methods of vLLM's `MRotaryEmbedding`; new code is
 with `jrope.positions` itself, which stores no positions and takes a batch in one call.
 """
 
+import dataclasses
 import functools
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,7 +103,9 @@ def get_next_input_positions(
     >>> get_next_input_positions(-2, 7, 9)
     [[5, 6], [5, 6], [5, 6]]
     """
-    row = range(context_len + mrope_position_delta, seq_len + mrope_position_delta)
+    # Not numpy's integers, which may be too narrow for the sum.
+    delta = operator.index(mrope_position_delta)
+    row = range(operator.index(context_len) + delta, operator.index(seq_len) + delta)
     return [list(row) for _ in range(3)]
 
 
@@ -125,9 +129,10 @@ def get_next_input_positions_tensor(
       PositionError: out_shape, out_dtype; nothing is written then. vLLM writes what
         fits.
     """
-    start = mrope_position_delta + context_len
-    text = _text_plan(out.shape[0])
-    text.fill(out, start, start + num_new_tokens, out_offset)
+    start = operator.index(mrope_position_delta) + operator.index(context_len)
+    rows = out.shape[0] if isinstance(out, np.ndarray) and out.ndim == 2 else 3
+    stop = start + operator.index(num_new_tokens)
+    _text_plan(rows).fill(out, start, stop, out_offset)
 
 
 @functools.cache
@@ -139,17 +144,15 @@ def _text_plan(axes: int) -> PositionPlan:
 def _spec_of(hf_config: HfConfig) -> PositionSpec:
     if isinstance(hf_config, PositionSpec):
         return hf_config
-    made: Any = hf_config
-    if not isinstance(hf_config, Mapping):
-        if not hasattr(hf_config, "to_dict"):
-            raise TypeError(
-                f"hf_config must be a mapping, a transformers config or a "
-                f"PositionSpec, got {type(hf_config).__name__}"
-            )
-        made = made.to_dict()
-    whole = spec(str(made.get("model_type")), made)
-    return (
-        spec(str(made.get("model_type")), made, fractional=False)
-        if (whole.fractional)
-        else whole
-    )
+    config: Any = hf_config if isinstance(hf_config, Mapping) else _to_dict(hf_config)
+    made = spec(str(config.get("model_type")), config)
+    return dataclasses.replace(made, fractional=False) if made.fractional else made
+
+
+def _to_dict(hf_config: Any) -> Any:
+    if not hasattr(hf_config, "to_dict"):
+        raise TypeError(
+            f"hf_config must be a mapping, a transformers config or a PositionSpec, "
+            f"got {type(hf_config).__name__}"
+        )
+    return hf_config.to_dict()
