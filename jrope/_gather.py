@@ -9,6 +9,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jrope._no_gradient import no_gradient
+
 OutOfRange = Literal["nan", "clip"]
 
 _INT32_MAX = 2**31 - 1
@@ -103,9 +105,10 @@ def gather_rows(table: Array, indices: Array, out_of_range: OutOfRange) -> Array
     """Rows [*B, T, R] of non-negative indices: one gather of static shape.
 
     The NaN policy costs nothing measurable over the clipping one. Neither lets an index
-    wrap around.
+    wrap around. The table has no gradient, and asking for it is an error.
     """
     sharding = _rows_sharding(indices)
+    table = no_gradient(table)
     if out_of_range == "clip":
         return table.at[indices].get(
             mode="clip", wrap_negative_indices=False, out_sharding=sharding

@@ -16,6 +16,7 @@ from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, check_array, device_positions
 from jrope._kinds import TABLE_KINDS, Table, TableName, as_table
 from jrope._layout import RotaryLayout
+from jrope._names import named
 from jrope._primitive import bind_rope
 from jrope._rotate import check_layout, lookup
 from jrope._routes import route_names
@@ -60,7 +61,8 @@ def rotate(
 
     Computed in float32 (float64 for float64 heads) and cast back once. Differentiable
     in forward and reverse mode, batchable and shardable over every axis but the
-    features.
+    features. Policies of `jax.checkpoint` know the results by the names "rope_query"
+    and "rope_key".
 
     Args:
       query: [*B, T, N, H], or with flattened heads [*B, T, N * H].
@@ -101,7 +103,10 @@ def rotate(
         rotary_offset=layout.rotary_offset,
         implementation=implementation,
     )
-    outs = [out.reshape(x.shape) for out, x in zip(turned, given.values(), strict=True)]
+    outs = [
+        named(out.reshape(x.shape), f"rope_{name}")
+        for out, (name, x) in zip(turned, given.items(), strict=True)
+    ]
     return outs[0], None if key is None else outs[1]
 
 

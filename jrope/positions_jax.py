@@ -5,6 +5,7 @@ cannot be checked inside a program: an `indptr` that does not ascend from 0 give
 positions without meaning. The host's functions of the same names check.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
@@ -133,6 +134,40 @@ def positions_from_segment_ids(segment_ids: ArrayLike) -> Int32[Array, "..."]:
     begins = (index == 0) | (ids != before)
     begin = lax.cummax(jnp.where(begins, index, jnp.int32(0)), axis=axis)
     return jnp.where(ids > 0, index - begin, jnp.int32(_PADDING))
+
+
+def positions_from_cu_seqlens(
+    cu_seqlens: ArrayLike, *, size: int
+) -> Int32[Array, "..."]:
+    """Positions of documents packed end to end: every one counts up from 0.
+
+    Args:
+      cu_seqlens: int32 [*B, documents + 1], where each document begins, ascending from
+        0; documents may be empty, as the last ones of a row that repeats its end.
+      size: tokens in a row; those past the last document are padding, -1.
+
+    Returns:
+      int32 [*B, size].
+
+    Raises:
+      ValueError: if a row is empty.
+
+    >>> positions_from_cu_seqlens(jnp.array([[0, 3, 5], [0, 2, 2]]), size=6).tolist()
+    [[0, 1, 2, 0, 1, -1], [0, 1, -1, -1, -1, -1]]
+    """
+    starts = device_positions(cu_seqlens, name="cu_seqlens")
+    if not starts.ndim or not starts.shape[-1]:
+        raise ValueError(
+            f"cu_seqlens must be [*B, documents + 1], got shape {starts.shape}; the "
+            f"first entry is 0"
+        )
+
+    def row(starts: Array) -> Array:
+        return positions_from_indptr(starts, jnp.zeros_like(starts[1:]), size=size)
+
+    for _ in starts.shape[:-1]:
+        row = jax.vmap(row)
+    return row(starts)
 
 
 def _indptr(indptr: ArrayLike) -> Int32[Array, " n"]:

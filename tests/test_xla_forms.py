@@ -104,6 +104,43 @@ def test_all_forms_give_the_same_bits_when_jitted(form, dtype):
         assert np.asarray(got).tobytes() == np.asarray(want).tobytes(), case
 
 
+def moved(form: str, axes: tuple[int, int], tokens: int, heads: int) -> None:
+    """The result with two axes swapped, within the oracle's bound."""
+    x, cos, sin = operands("float32", (12, 8, 0), tokens)
+    x = x[:, :, :heads]
+
+    @jax.jit
+    def program(x, cos, sin):
+        return jnp.swapaxes(FORMS[form](x, cos, sin, is_neox_style=True), *axes)
+
+    want, size = oracle(x, cos, sin, True, 0)
+    got = np.swapaxes(np.asarray(program(x, cos, sin)), *axes)
+    assert (np.abs(got - want) <= half_ulp(want, "float32") + 2.0**-23 * size).all()
+
+
+SOUND = sorted(
+    form for form in FORMS if form != "swap_update" or jax.__version_info__ >= (0, 12)
+)
+
+
+@pytest.mark.parametrize("form", SOUND)
+def test_axes_that_move_at_no_cost(form):
+    """XLA:CPU once overwrote features of a decode step that it had yet to read."""
+    for axes, tokens, heads in (((1, 2), 1, 3), ((1, 2), 7, 1), ((2, 3), 7, 1)):
+        moved(form, axes, tokens, heads)
+
+
+def test_no_choice_is_a_form_that_this_jax_miscompiles(monkeypatch):
+    for version in ((0, 10), (0, 11)):
+        monkeypatch.setattr(jax, "__version_info__", (*version, 0))
+        shapes = [jax.ShapeDtypeStruct((t, 2, 16), d) for t in (1, 99) for d in DTYPES]
+        chosen = {
+            choose_form(rotation_of(x, half, neox), x)
+            for x, half, neox in itertools.product(shapes, (4, 8), (True, False))
+        }
+        assert "swap_update" not in chosen
+
+
 @pytest.mark.parametrize("form", sorted(FORMS))
 def test_features_that_pass_are_untouched_by_inf_and_nan(form):
     x, cos, sin = operands("float32", (14, 8, 3))

@@ -142,12 +142,16 @@ def swap_update(
     """`swap` of the rotated features alone, written into x in place.
 
     Saves the work on features that pass, and inside a loop the copy of them as well.
+    The turned block is held: fused with the update, XLA:CPU reads features that it has
+    overwritten, wherever moving an axis of the result costs no copy (heads before the
+    tokens of a decode step). Before JAX 0.12 it fuses across the barrier: wrong there.
     """
     width = 2 * cos.shape[-1]
     block = x[..., rotary_offset : rotary_offset + width]
     turned = swap(block, cos, sin, is_neox_style=is_neox_style)
     if width == x.shape[-1]:
         return turned
+    turned = lax.optimization_barrier(turned)
     return lax.dynamic_update_slice_in_dim(x, turned, rotary_offset, axis=-1)
 
 
