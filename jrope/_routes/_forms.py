@@ -142,12 +142,16 @@ def swap_update(
     """`swap` of the rotated features alone, written into x in place.
 
     Saves the work on features that pass, and inside a loop the copy of them as well.
+    The turned block is held: fused with the update of a result whose axes are moved
+    (heads before tokens), XLA:CPU of JAX 0.10 to 0.12 reads features that it has
+    already overwritten.
     """
     width = 2 * cos.shape[-1]
     block = x[..., rotary_offset : rotary_offset + width]
     turned = swap(block, cos, sin, is_neox_style=is_neox_style)
     if width == x.shape[-1]:
         return turned
+    turned = lax.optimization_barrier(turned)
     return lax.dynamic_update_slice_in_dim(x, turned, rotary_offset, axis=-1)
 
 
