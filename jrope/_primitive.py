@@ -52,26 +52,29 @@ def bind_rope(
     rotary_offset: int,
     implementation: str | None,
 ) -> list[Array]:
-    """Binds the primitive, after making all operands vary over the same mesh axes.
+    """Binds the primitive to operands that vary over the same mesh axes."""
+    return _bind(
+        *vary_alike([*xs, cos, sin]),
+        is_neox_style=is_neox_style,
+        rotary_offset=rotary_offset,
+        implementation=implementation,
+    )
+
+
+def vary_alike(operands: Sequence[Array]) -> list[Array]:
+    """Makes all operands vary over the same mesh axes.
 
     Inside `shard_map` with `check_vma`, an operand that is the same on every device of
     an axis must be cast before it meets one that is not.
     """
-    operands = [*xs, cos, sin]
     varying = [getattr(jax.typeof(operand), "vma", frozenset()) for operand in operands]
     union = frozenset().union(*varying)
-    operands = [
+    return [
         lax.pcast(operand, tuple(sorted(union - own)), to="varying")
         if union - own
         else operand
         for operand, own in zip(operands, varying, strict=True)
     ]
-    return _bind(
-        *operands,
-        is_neox_style=is_neox_style,
-        rotary_offset=rotary_offset,
-        implementation=implementation,
-    )
 
 
 @functools.partial(

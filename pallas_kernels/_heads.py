@@ -133,13 +133,7 @@ class Box:
         """The other way, still in float32."""
         if not self._split:
             return values
-        shape = (self.spread.rows, self.spread.columns, 2)
-        first, second = (
-            plgpu.layout_cast(
-                jax.lax.broadcast_in_dim(each, shape, (0, 1)), self.spread.layout
-            )
-            for each in values
-        )
+        first, second = (self._laid_out(each, (0, 1)) for each in values)
         return [jnp.where(self._is(0), first, second)]
 
     def over_heads(self, row: Array) -> Array:
@@ -149,118 +143,148 @@ class Box:
             jax.lax.broadcast_in_dim(row, shape, (1,)), self.layout
         )
 
+    def of_heads(self, numbers: Array) -> Array:
+        """A number for each head, repeated for what `fetch` returns of it."""
+        return self._laid_out(numbers, (0,))
+
+    def per_feature(self, ref: Any) -> list[Array]:
+        """Numbers [H] for the features, repeated for every head, in float32."""
+        numbers = [
+            load(ref.at[features], self.spread, axes=(0,), what="weight", start=start)
+            for (start, _), features in zip(self.starts, self._features(), strict=True)
+        ]
+        axes = (1, 2) if self.spread.paired else (1,)
+        return [self._laid_out(each.astype(jnp.float32), axes) for each in numbers]
+
+    def _laid_out(self, numbers: Array, axes: tuple[int, ...]) -> Array:
+        shape = (self.spread.rows, self.spread.columns)
+        shape = (*shape, 2) if self.spread.paired else shape
+        return plgpu.layout_cast(
+            jax.lax.broadcast_in_dim(numbers, shape, axes), self.spread.layout
+        )
+
     def _is(self, place: int) -> Array:
         shape = (self.spread.rows, self.spread.columns, 2)
         index = plgpu.broadcasted_iota(jnp.int32, shape, 2, layout=self.spread.layout)
         return index == place
 
     def _refs(self, heads: Heads) -> list[Any]:
-        rows, columns = self.spread.rows, self.spread.columns
-        refs = []
+        return [
+            heads.at(self.head, self.spread.rows, *features)
+            for features in self._features()
+        ]
+
+    def _features(self) -> list[tuple[Any, ...]]:
+        """The indices of each start's features in a head."""
+        indices = []
         for start, place in self.starts:
-            features: tuple[Any, ...] = (pl.ds(start, columns),)
+            features: tuple[Any, ...] = (pl.ds(start, self.spread.columns),)
             if self.spread.paired:
                 features = (*features, pl.ds(0, 2))
             elif place is not None:
                 features = (*features, place)
-            refs.append(heads.at(self.head, rows, *features))
-        return refs
+            indices.append(features)
+        return indices
 
 
-def pair_boxes(place: Place, head: int, heads: int, itemsize: int) -> list[Box]:
-    """The pairs that turn, of a power of two of heads."""
-    half, offset = place.half, place.rotary_offset
-    straddling = not place.is_neox_style and offset % 2 == 1
-    paired = not place.is_neox_style and not straddling
-    if place.is_neox_style:
-        alignment = math.gcd(place.head_dim, offset, half)
-    else:
-        alignment = 1 if straddling else math.gcd(place.head_dim // 2, offset // 2)
-    boxes = []
-    for pair, pairs in powers_of_two(half):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Some heads of an array, to be cut into boxes.
+
+    Args:
+      place: the rotation within each.
+      head: the first head.
+      heads: a power of two.
+      itemsize: bytes of a feature.
+      column_lanes: for all boxes, if not as many as each can use.
+    """
+
+    place: Place
+    head: int
+    heads: int
+    itemsize: int
+    column_lanes: int | None = None
+
+    def pairs(self) -> list[Box]:
+        """The pairs that turn."""
+        place = self.place
+        half, offset = place.half, place.rotary_offset
         if place.is_neox_style:
-            starts = ((offset + pair, None), (offset + half + pair, None))
-        elif straddling:
-            start = offset // 2 + pair
-            starts = ((start, 1), (start + 1, 0))
+            align = math.gcd(place.head_dim, offset, half)
+            firsts, paired = ((offset, None), (offset + half, None)), False
+        elif offset % 2:
+            # Each pair straddles two of the array's.
+            align, firsts, paired = 1, ((offset // 2, 1), (offset // 2 + 1, 0)), False
         else:
-            starts = ((offset // 2 + pair, None),)
-        boxes.append(
-            Box(
-                head=head,
-                starts=starts,
+            align = math.gcd(place.head_dim // 2, offset // 2)
+            firsts, paired = ((offset // 2, None),), True
+        return [
+            self._box(
                 pair=pair,
-                spread=spread(
-                    heads,
-                    pairs,
-                    alignment=_power_of_two(math.gcd(alignment, pair)),
-                    itemsize=itemsize * (2 if paired else 1),
-                    paired=paired,
-                ),
+                starts=tuple((first + pair, which) for first, which in firsts),
+                columns=pairs,
+                align=math.gcd(align, pair),
+                paired=paired,
             )
-        )
-    return boxes
+            for pair, pairs in powers_of_two(half)
+        ]
 
+    def rest(self) -> list[Box]:
+        """The features that do not turn."""
+        end = self.place.rotary_offset + self.place.rotary_dim
+        before = self._plain(0, self.place.rotary_offset)
+        return before + self._plain(end, self.place.head_dim - end)
 
-def pass_boxes(place: Place, head: int, heads: int, itemsize: int) -> list[Box]:
-    """The features that do not turn."""
-    end = place.rotary_offset + place.rotary_dim
-    parts = ((0, place.rotary_offset), (end, place.head_dim - end))
-    boxes = []
-    for start, width in parts:
-        if place.is_neox_style:
-            boxes += _plain(place, head, heads, itemsize, start, width)
-            continue
+    def whole(self) -> list[Box]:
+        """All features, none of which turns."""
+        return self._plain(0, self.place.head_dim)
+
+    def _plain(self, start: int, width: int) -> list[Box]:
+        unit = 1 if self.place.is_neox_style else 2
+        boxes = []
         # A feature whose neighbour turns stands alone.
-        if start % 2 and width:
-            boxes.append(_alone(head, heads, itemsize, start))
+        if start % unit and width:
+            boxes.append(self._alone(start))
             start, width = start + 1, width - 1
-        boxes += _plain(place, head, heads, itemsize, start, width)
-        if width % 2:
-            boxes.append(_alone(head, heads, itemsize, start + width - 1))
-    return boxes
-
-
-def whole_boxes(place: Place, head: int, heads: int, itemsize: int) -> list[Box]:
-    """All features of a power of two of heads, none of which turns."""
-    return _plain(place, head, heads, itemsize, 0, place.head_dim)
-
-
-def _plain(
-    place: Place, head: int, heads: int, itemsize: int, start: int, width: int
-) -> list[Box]:
-    paired = not place.is_neox_style
-    unit = 2 if paired else 1
-    boxes = []
-    for column, columns in powers_of_two(width // unit):
-        first = start // unit + column
-        alignment = math.gcd(place.head_dim // unit, first)
-        boxes.append(
-            Box(
-                head=head,
-                starts=((first, None),),
-                pair=None,
-                spread=spread(
-                    heads,
-                    columns,
-                    alignment=_power_of_two(alignment),
-                    itemsize=itemsize * unit,
-                    paired=paired,
-                ),
+        if width % unit:
+            boxes.append(self._alone(start + width - 1))
+        for column, columns in powers_of_two(width // unit):
+            first = start // unit + column
+            boxes.append(
+                self._box(
+                    pair=None,
+                    starts=((first, None),),
+                    columns=columns,
+                    align=math.gcd(self.place.head_dim // unit, first),
+                    paired=unit == 2,
+                )
             )
+        return boxes
+
+    def _alone(self, feature: int) -> Box:
+        start = feature // 2, feature % 2
+        return self._box(pair=None, starts=(start,), columns=1, align=1, paired=False)
+
+    def _box(
+        self,
+        *,
+        pair: int | None,
+        starts: tuple[tuple[int, int | None], ...],
+        columns: int,
+        align: int,
+        paired: bool,
+    ) -> Box:
+        return Box(
+            head=self.head,
+            starts=starts,
+            pair=pair,
+            spread=spread(
+                self.heads,
+                columns,
+                # The largest power of two that divides it.
+                alignment=align & -align,
+                itemsize=self.itemsize * (2 if paired else 1),
+                paired=paired,
+                column_lanes=self.column_lanes,
+            ),
         )
-    return boxes
-
-
-def _alone(head: int, heads: int, itemsize: int, feature: int) -> Box:
-    return Box(
-        head=head,
-        starts=((feature // 2, feature % 2),),
-        pair=None,
-        spread=spread(heads, 1, alignment=1, itemsize=itemsize),
-    )
-
-
-def _power_of_two(number: int) -> int:
-    """The largest power of two that divides `number`."""
-    return number & -number

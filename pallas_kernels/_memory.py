@@ -48,6 +48,31 @@ def store(ref: Any, values: Array, spread: Spread) -> None:
         ref[...] = values
 
 
+def store_numbers(ref: Any, numbers: Array, spread: Spread) -> None:
+    """Stores one number for each row of a box, which all its columns' threads hold."""
+    note(
+        Access(
+            what="amax",
+            store=True,
+            start=0,
+            distinct=spread.rows * ref.dtype.itemsize,
+            asked=THREADS * ref.dtype.itemsize * spread.held_rows,
+            width=ref.dtype.itemsize,
+        )
+    )
+    if spread.rows == 1:
+        ref.at[0][...] = _only(numbers)
+    elif _STORE is not None:
+        _STORE(ref, numbers, optimized=False)
+    else:
+        ref[...] = numbers
+
+
+def load_numbers(ref: Any, spread: Spread) -> Array:
+    """Loads one number for each row of a box."""
+    return load(ref, spread, axes=(1, 2) if spread.paired else (1,), what="amax")
+
+
 def _only(values: Array) -> Array:
     """The one element."""
     while values.ndim:
@@ -73,8 +98,11 @@ def load_scalar(ref: Any, index: Any) -> Array:
 
 def _note(ref: Any, spread: Spread, *, what: str, store: bool, start: int) -> None:
     size = ref.dtype.itemsize
-    per_thread = spread.held if what == "heads" else spread.held_columns
-    run = spread.vector * (2 if spread.paired and what == "heads" else 1)
+    pair = 2 if spread.paired and what in ("heads", "weight") else 1
+    per_thread = {"heads": spread.held, "amax": spread.held_rows}.get(
+        what, spread.held_columns * pair
+    )
+    run = 1 if what == "amax" else spread.vector * pair
     note(
         Access(
             what=what,

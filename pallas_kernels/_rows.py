@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array
 
 from pallas_kernels._heads import Box
-from pallas_kernels._memory import load, load_scalar
+from pallas_kernels._memory import load
 
 OutOfRange = Literal["nan", "clip"]
 
@@ -81,11 +81,6 @@ class ShiftRow:
 
 
 Row = GivenRow | TableRow | ShiftRow
-
-
-def position_at(positions: Any, token: Any) -> Array:
-    """A token's position, or its shift."""
-    return load_scalar(positions, token)
 
 
 def _row(ref: Any, index: Any, box: Box, *, what: str, start: int = 0) -> Array:

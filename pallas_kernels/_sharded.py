@@ -41,7 +41,7 @@ def sharded(
         return mesh, on_each, wanted, (given,)
 
     # The rule wants them in the order in which they appear.
-    order = [name for names in axes for name in names]
+    order = [name for names in (*axes, *out_axes) for name in names]
     call = custom_partitioning(on_each)
     call.def_partition(
         partition=partition,

@@ -55,6 +55,11 @@ class Spread:
         return self.columns // (self.column_lanes * self.column_warps)
 
     @property
+    def held_rows(self) -> int:
+        """Rows of which one thread holds features."""
+        return self.rows // (self.row_lanes * self.row_warps)
+
+    @property
     def warp_copies(self) -> int:
         """How many warps hold the same features."""
         return _WARPS // (self.row_warps * self.column_warps)
@@ -79,8 +84,8 @@ class Spread:
         lane_copies = _LANES // (self.row_lanes * self.column_lanes)
         return _tiled(
             tiles,
-            (*_copied(self.warp_copies), -3 * rank, 1 - 3 * rank),
-            (*_copied(lane_copies), -2 * rank, 1 - 2 * rank),
+            (-3 * rank, *_copied(self.warp_copies), 1 - 3 * rank),
+            (-2 * rank, *_copied(lane_copies), 1 - 2 * rank),
         )
 
 
@@ -104,21 +109,21 @@ def spread(
       column_lanes: lanes over the columns, where several boxes must agree on which
         thread holds which head; by default as many as there are runs.
     """
-    widest = min(ACCESS_BYTES // itemsize, alignment, columns)
+    vector = min(ACCESS_BYTES // itemsize, alignment, columns)
+    vector = min(vector, max(1, rows * columns // THREADS))
     if column_lanes is None:
-        vector = min(widest, max(1, rows * columns // THREADS))
         runs = columns // vector
         # Warps first: see `Spread` on copies.
         lanes = max(1, min(_LANES, rows * runs // _WARPS))
         column_lanes = min(lanes, runs)
         row_lanes = min(lanes // column_lanes, rows)
     else:
-        vector = min(widest, max(1, columns // column_lanes))
+        vector = min(vector, max(1, columns // column_lanes))
         runs = columns // vector
-        row_lanes = min(_LANES // column_lanes, rows)
-        column_lanes = min(column_lanes, runs)
-    column_warps = min(_WARPS, runs // column_lanes) if row_lanes == rows else 1
-    row_warps = min(_WARPS // column_warps, rows // row_lanes)
+        row_lanes = min(_LANES // column_lanes, max(1, rows // _WARPS))
+    # Warps over rows first: a sum over columns then stays within a warp.
+    row_warps = min(_WARPS, rows // row_lanes)
+    column_warps = min(_WARPS // row_warps, runs // column_lanes)
     return Spread(
         rows=rows,
         columns=columns,

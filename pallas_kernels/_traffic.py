@@ -16,9 +16,10 @@ class Access:
     """One load or store, of one token.
 
     Args:
-      what: "heads", "cos", "sin", "weight" or "scalar".
+      what: "heads", "cos", "sin", "weight", "amax", "scalar", or "padding"
+        for what padded tokens do instead.
       store: or load.
-      start: the first column. Loads of other things than heads that agree in this, in
+      start: the first column. Rows, weights and scalars that agree in this, in
         what they load and how much, are of the same bytes.
       distinct: bytes of global memory.
       asked: bytes that all threads ask for together.
@@ -51,9 +52,13 @@ def traffic() -> Iterator[list[Access]]:
 
 def distinct_bytes(accesses: list[Access]) -> int:
     """Bytes that move between the chip and its memory: each once."""
-    once = {access for access in accesses if access.what != "heads"}
-    heads = [access for access in accesses if access.what == "heads"]
-    return sum(access.distinct for access in (*once, *heads))
+    once = {
+        (access.what, access.start, access.distinct): access.distinct
+        for access in accesses
+        if access.what not in ("heads", "amax", "padding")
+    }
+    each = [a.distinct for a in accesses if a.what in ("heads", "amax")]
+    return sum(once.values()) + sum(each)
 
 
 def note(access: Access) -> None:
@@ -61,3 +66,12 @@ def note(access: Access) -> None:
     notes = _NOTES.get()
     if notes is not None:
         notes.append(access)
+
+
+@contextlib.contextmanager
+def of_padding() -> Iterator[None]:
+    """Marks the accesses inside: in place of others, for tokens that are padding."""
+    with traffic() as notes:
+        yield
+    for access in notes:
+        note(dataclasses.replace(access, what="padding"))

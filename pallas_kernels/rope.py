@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Float32
 from pallas_kernels._heads import Heads, Place
 from pallas_kernels._launch import launch, rewritten
 from pallas_kernels._rows import GivenRow
-from pallas_kernels._work import Turn, turn
+from pallas_kernels._work import Job, work
 
 
 def rope(
@@ -47,12 +47,6 @@ def rope(
       ValueError: if shapes do not fit.
     """
     leading = xs[0].shape[:-2]
-    if in_place and cos.shape[-1] % 4:
-        # Fewer pairs of a head than warps: see `Spread` on copies.
-        raise ValueError(
-            f"rotary_dim must be a multiple of 8 to be turned in place, got "
-            f"{2 * cos.shape[-1]}"
-        )
     places = [
         Place(
             head_dim=x.shape[-1],
@@ -72,14 +66,14 @@ def rope(
         cos_ref, sin_ref, *heads = refs
         sources, targets = heads[: len(xs)], heads[-len(xs) :]
         index = _shared_index(token, leading, row_axes)
-        turn(
+        work(
             [
-                Turn(
+                Job(
                     source=Heads(ref=source, before=(token,)),
                     target=Heads(ref=target, before=(token,)),
                     heads=x.shape[-2],
                     place=place,
-                    copy_rest=not in_place,
+                    in_place=in_place,
                 )
                 for source, target, x, place in zip(
                     sources, targets, xs, places, strict=True

@@ -56,13 +56,10 @@ class PallasRoute:
         # Not at the top: it needs a jax that is not too old.
         from pallas_kernels import sharded
 
-        head_dims = {x.shape[-1] for x in xs}
         turn = functools.partial(
             self._turn,
             is_neox_style=rotation.is_neox_style,
             rotary_offset=rotation.rotary_offset,
-            # A rewritten buffer needs no copy of the features that pass.
-            in_place=head_dims != {2 * cos.shape[-1]} and cos.shape[-1] % 4 == 0,
         )
         tokens = [f"a{i}" for i in range(cos.ndim - 1)]
         rows = [
@@ -81,11 +78,25 @@ class PallasRoute:
         )
 
     def _turn(self, *operands: Array, **options: Any) -> tuple[Array, ...]:
-        from pallas_kernels import interpreted, rope
+        from pallas_kernels import Place, interpreted, rewritable, rope
 
         def turn(*operands: Array) -> tuple[Array, ...]:
             *xs, cos, sin = operands
-            return rope(xs, cos, sin, interpret=self.interpret, **options)
+            width = 2 * cos.shape[-1]
+            # A rewritten buffer needs no copy of the features that pass.
+            in_place = all(
+                x.shape[-1] != width
+                and rewritable(
+                    Place(head_dim=x.shape[-1], rotary_dim=width, **options),
+                    x.shape[-2],
+                    x.dtype.itemsize,
+                    whole_heads=False,
+                )
+                for x in xs
+            )
+            return rope(
+                xs, cos, sin, in_place=in_place, interpret=self.interpret, **options
+            )
 
         return interpreted(turn, operands) if self.interpret else turn(*operands)
 
