@@ -20,6 +20,7 @@ from jrope._version import __version__
 from jrope.scalings import SCALINGS
 
 if TYPE_CHECKING:
+    from jrope import fused
     from jrope._kinds import (
         DualChunkTable,
         FopeTable,
@@ -59,6 +60,7 @@ __all__ = [
     "apply_rope",
     "compute_cos_sin_cache",
     "config_from_hf",
+    "fused",
     "layers_from_hf",
     "lookup",
     "mrope_axes",
@@ -75,6 +77,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports the device half at the first use of one of its names."""
+    if name == "fused":
+        return importlib.import_module("jrope.fused")
     if name not in _DEVICE_HALF:
         raise AttributeError(f"module 'jrope' has no attribute {name!r}")
     value = getattr(importlib.import_module(_DEVICE_HALF[name]), name)

@@ -216,18 +216,30 @@ def rerope(
       TypeError, ValueError: as `lookup` and `rotate` do.
     """
     kind = as_table(table)
+    signed = check_shifts(shifts, kind, layout=layout)
+    cos, sin = shift_rows(signed, kind, layout=layout)
+    moved, _ = rotate(key, None, cos, sin, layout=layout, implementation=implementation)
+    return moved
+
+
+def check_shifts(shifts: ArrayLike, kind: Table, *, layout: RotaryLayout) -> Array:
+    """Signed shifts as int32, checked against the table where they lie on the host."""
     if layout.position_axes is not None:
         raise ValueError("rerope moves along one axis; this layout has several")
     if not isinstance(shifts, jax.Array):
         far = np.abs(np.asarray(shifts, np.int64))
         device_positions(far, rows=kind.max_position_embeddings, name="shifts")
-    signed = device_positions(shifts, name="shifts")
+    return device_positions(shifts, name="shifts")
+
+
+def shift_rows(
+    signed: Array, kind: Table, *, layout: RotaryLayout
+) -> tuple[Array, Array]:
+    """Rows of amplitude 1 that rotate by signed numbers of positions."""
     # -2^31 has no positive counterpart.
     distance = jnp.abs(jnp.maximum(signed, jnp.int32(-(2**31) + 1)))
     cos, sin = lookup(kind, distance, layout=layout)
-    cos, sin = _unit_rows(cos, sin, signed)
-    moved, _ = rotate(key, None, cos, sin, layout=layout, implementation=implementation)
-    return moved
+    return _unit_rows(cos, sin, signed)
 
 
 @jax.jit

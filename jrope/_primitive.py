@@ -7,6 +7,10 @@ PJRT client reports, at the time of lowering. `lax.platform_dependent` would lea
 `case` in the program and cannot be differentiated; a custom_vjp would forbid forward
 mode; a rule registered for a platform's name fails until that platform's plugin is
 loaded.
+
+A route whose kernel is partitioned over a mesh must know the devices when it is
+lowered. It is bound as `rope_on_devices_p`, the same in all else: programs with it
+cannot be lowered for an abstract mesh, as those with `rope_p` can.
 """
 
 import functools
@@ -16,15 +20,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax._src import dispatch
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 from jrope._rotate import rotate_one
-from jrope._routes import Rotation, choose_route
+from jrope._routes import Rotation, choose_route, needs_devices
 
 rope_p = Primitive("jrope_rope")
-rope_p.multiple_results = True
+rope_on_devices_p = Primitive("jrope_rope_on_devices")
+PRIMITIVES = (rope_p, rope_on_devices_p)
+for _primitive in PRIMITIVES:
+    _primitive.multiple_results = True
+dispatch.prim_requires_devices_during_lowering.add(rope_on_devices_p)
+
+
+def _bind(*operands: Array, implementation: str | None, **params: Any) -> list[Array]:
+    """Binds the primitive that serves the implementation."""
+    on_devices = needs_devices(implementation)
+    primitive = rope_on_devices_p if on_devices else rope_p
+    return primitive.bind(*operands, implementation=implementation, **params)
 
 
 def bind_rope(
@@ -36,36 +52,38 @@ def bind_rope(
     rotary_offset: int,
     implementation: str | None,
 ) -> list[Array]:
-    """Binds the primitive, after making all operands vary over the same mesh axes.
-
-    Inside `shard_map` with `check_vma`, an operand that is the same on every device of
-    an axis must be cast before it meets one that is not.
-    """
-    operands = [*xs, cos, sin]
-    varying = [getattr(jax.typeof(operand), "vma", frozenset()) for operand in operands]
-    union = frozenset().union(*varying)
-    operands = [
-        lax.pcast(operand, tuple(sorted(union - own)), to="varying")
-        if union - own
-        else operand
-        for operand, own in zip(operands, varying, strict=True)
-    ]
-    return rope_p.bind(
-        *operands,
+    """Binds the primitive to operands that vary over the same mesh axes."""
+    return _bind(
+        *vary_alike([*xs, cos, sin]),
         is_neox_style=is_neox_style,
         rotary_offset=rotary_offset,
         implementation=implementation,
     )
 
 
+def vary_alike(operands: Sequence[Array]) -> list[Array]:
+    """Makes all operands vary over the same mesh axes.
+
+    Inside `shard_map` with `check_vma`, an operand that is the same on every device of
+    an axis must be cast before it meets one that is not.
+    """
+    varying = [getattr(jax.typeof(operand), "vma", frozenset()) for operand in operands]
+    union = frozenset().union(*varying)
+    return [
+        lax.pcast(operand, tuple(sorted(union - own)), to="varying")
+        if union - own
+        else operand
+        for operand, own in zip(operands, varying, strict=True)
+    ]
+
+
 @functools.partial(
     jax.jit, static_argnames=("is_neox_style", "rotary_offset", "implementation")
 )
 def _eager(*operands: Array, **params: Any) -> list[Array]:
-    return rope_p.bind(*operands, **params)
+    return _bind(*operands, **params)
 
 
-@rope_p.def_impl
 def _impl(*operands: Array, **params: Any) -> list[Array]:
     """Eager calls run the jitted program: the same bits, and the arrays' own device.
 
@@ -78,7 +96,6 @@ def _impl(*operands: Array, **params: Any) -> list[Array]:
     return [rotate_one(x, cos, sin, **style) for x in xs]
 
 
-@rope_p.def_abstract_eval
 def _abstract_eval(*operands: Any, **params: Any) -> list[Any]:
     """Each result has its operand's shape, dtype, sharding and varying axes."""
     del params
@@ -98,9 +115,6 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
         run = functools.partial(run, is_multi_platform=True)
         rule = functools.partial(_run_on_each, platforms, run)
     return mlir.lower_fun(rule, multiple_results=True)(ctx, *operands)
-
-
-mlir.register_lowering(rope_p, _lower)
 
 
 def _run(
@@ -135,11 +149,11 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[An
     """Linear in every x; a tangent of the rows is a rotation of x by that tangent."""
     *xs, cos, sin = primals
     *x_dots, cos_dot, sin_dot = tangents
-    outs = rope_p.bind(*primals, **params)
+    outs = _bind(*primals, **params)
     dots: list[Any] = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
     moving = [i for i, dot in enumerate(x_dots) if not isinstance(dot, ad.Zero)]
     if moving:
-        turned = rope_p.bind(*(x_dots[i] for i in moving), cos, sin, **params)
+        turned = _bind(*(x_dots[i] for i in moving), cos, sin, **params)
         for i, dot in zip(moving, turned, strict=True):
             dots[i] = dot
     if not (isinstance(cos_dot, ad.Zero) and isinstance(sin_dot, ad.Zero)):
@@ -148,9 +162,6 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[An
             by_rows = _rotate_by_row_tangents(x, cos_dot, sin_dot, params)
             dots[i] = ad.add_tangents(dots[i], by_rows)
     return outs, dots
-
-
-ad.primitive_jvps[rope_p] = _jvp
 
 
 def _rotate_by_row_tangents(x: Array, cos: Array, sin: Array, params: Any) -> Array:
@@ -178,13 +189,10 @@ def _transpose(cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
         ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in xs
     ]
     if wanted:
-        back = rope_p.bind(*(cotangents[i] for i in wanted), cos, -sin, **params)
+        back = _bind(*(cotangents[i] for i in wanted), cos, -sin, **params)
         for i, ct in zip(wanted, back, strict=True):
             results[i] = ct
     return [*results, None, None]
-
-
-ad.primitive_transposes[rope_p] = _transpose
 
 
 def _batch(
@@ -218,14 +226,20 @@ def _batch(
     rows = front(cos, cos_dim), front(sin, sin_dim)
     if rows_mapped:
         rows = [jnp.broadcast_to(row, (size, *row.shape[1:])) for row in rows]
-    turned = rope_p.bind(*stacked, *rows, **params)
+    turned = _bind(*stacked, *rows, **params)
     for i, out in zip(moved, turned, strict=True):
         outs[i], out_dims[i] = out, 0
     if still:
-        turned = rope_p.bind(*(xs[i] for i in still), cos, sin, **params)
+        turned = _bind(*(xs[i] for i in still), cos, sin, **params)
         for i, out in zip(still, turned, strict=True):
             outs[i] = out
     return outs, out_dims
 
 
-batching.primitive_batchers[rope_p] = _batch
+for _primitive in PRIMITIVES:
+    _primitive.def_impl(_impl)
+    _primitive.def_abstract_eval(_abstract_eval)
+    mlir.register_lowering(_primitive, _lower)
+    ad.primitive_jvps[_primitive] = _jvp
+    ad.primitive_transposes[_primitive] = _transpose
+    batching.primitive_batchers[_primitive] = _batch

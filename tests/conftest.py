@@ -9,6 +9,10 @@ import pytest
 jaxtyping.install_import_hook(
     [
         "jrope._ops",
+        "jrope.fused._append",
+        "jrope.fused._qk_norm",
+        "jrope.fused._qkv",
+        "jrope.fused._rerope",
         "jrope._rotate",
         "jrope._phases",
         "jrope._shell",

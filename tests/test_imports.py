@@ -14,6 +14,11 @@ def run(code):
     )
 
 
+def test_the_fused_operations_load_at_their_first_use():
+    done = run("import jrope; jrope.fused.qkv_rope, jrope.fused.QkNorm")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("module", ["jrope", "jrope.positions", "jrope._hf"])
 def test_the_host_half_never_loads_jax(module):
     done = run(

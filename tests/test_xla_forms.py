@@ -159,6 +159,33 @@ def test_features_that_pass_are_untouched_by_inf_and_nan(form):
         assert np.isfinite(got[..., 3:11]).all()
 
 
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_choice_is_right_between_a_product_and_a_scatter(dtype, neox):
+    """XLA:CPU may rewrite a temporary in place while it still reads of it."""
+    x, cos, sin = (each[0] for each in operands(dtype, (80, 32, 0)))
+    pages, places = jnp.arange(7) // 4, jnp.arange(7) % 4
+    style = {"is_neox_style": neox, "rotary_offset": 0}
+
+    def between(turn, x, cos, sin):
+        cache = jnp.zeros((2, 4, 3, 80), x.dtype)
+        return cache.at[pages, places].set(turn(jax.nn.silu(x), cos, sin))
+
+    def chosen(x, cos, sin):
+        return bind_rope([x], cos, sin, **style, implementation="xla")[0]
+
+    definition = functools.partial(FORMS["concat"], **style)
+    got, want = (
+        jax.jit(functools.partial(between, turn))(x, cos, sin)
+        for turn in (chosen, definition)
+    )
+    # Products of 16 bits are rounded or not, as the compiler likes.
+    few = 4 * float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(
+        got.astype(jnp.float32), want.astype(jnp.float32), rtol=few, atol=few
+    )
+
+
 @pytest.fixture
 def rotation(request, monkeypatch) -> Rotate:
     """A new function that rotates by the primitive, whose XLA route uses one form."""

@@ -3,27 +3,38 @@
 from jrope._routes._platforms import XLA_PLATFORMS, canonical_platform
 from jrope._routes._route import Rotation, Route
 from jrope._routes.composite import COMPOSITE
+from jrope._routes.pallas import PALLAS
 from jrope._routes.xla import XLA
 
 # Best first, for each platform. XLA, which takes every case on every platform, and the
 # composite form come last and are not written here. See README.md.
 ROUTES: dict[str, tuple[Route, ...]] = {}
 
+# Routes that serve only who names them, likewise by platform.
+BY_NAME: dict[str, tuple[Route, ...]] = {"cuda": (PALLAS,)}
+
 
 def routes_for(platform: str) -> tuple[Route, ...]:
     """The routes of a platform, known or not, best first.
 
-    A platform that XLA does not compile for gets the composite form before plain JAX.
+    A platform that XLA does not compile for gets the composite form before plain JAX,
+    which takes all that gets to it: what comes after it is chosen only by name.
     """
     platform = canonical_platform(platform)
     general = (XLA, COMPOSITE) if platform in XLA_PLATFORMS else (COMPOSITE, XLA)
-    return (*ROUTES.get(platform, ()), *general)
+    return (*ROUTES.get(platform, ()), *general, *BY_NAME.get(platform, ()))
 
 
 def route_names() -> tuple[str, ...]:
     """Every name that `implementation=` may have."""
-    names = {route.name for routes in ROUTES.values() for route in routes}
+    tables = (*ROUTES.values(), *BY_NAME.values())
+    names = {route.name for routes in tables for route in routes}
     return tuple(sorted(names | {XLA.name, COMPOSITE.name}))
+
+
+def needs_devices(implementation: str | None) -> bool:
+    """Whether a route must know the devices that its program is lowered for."""
+    return implementation == PALLAS.name
 
 
 def choose_route(rotation: Rotation, implementation: str | None) -> Route:
@@ -50,4 +61,13 @@ def choose_route(rotation: Rotation, implementation: str | None) -> Route:
     )
 
 
-__all__ = ["ROUTES", "Rotation", "Route", "choose_route", "route_names", "routes_for"]
+__all__ = [
+    "BY_NAME",
+    "ROUTES",
+    "Rotation",
+    "Route",
+    "choose_route",
+    "needs_devices",
+    "route_names",
+    "routes_for",
+]
