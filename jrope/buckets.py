@@ -255,10 +255,13 @@ def _not_of_tokens(batch: Any) -> TypeError:
     )
 
 
+_OF_NUMPY = (np.ndarray, np.generic)  # A tuple: a union costs each leaf of a step more.
+
+
 def _check_state(state: Any) -> None:
     """Raises if a call would narrow a numpy array of the state, which JAX does."""
     for leaf in jax.tree.leaves(state):
-        if isinstance(leaf, np.ndarray | np.generic):
+        if isinstance(leaf, _OF_NUMPY):
             _check_kept("an array of the state", leaf.dtype)
 
 
