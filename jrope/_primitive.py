@@ -107,9 +107,11 @@ def _abstract_eval(*operands: Any, **params: Any) -> list[Any]:
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
     platforms = tuple(ctx.platforms or ctx.module_context.platforms)
-    run = functools.partial(_run, **params)
+    alone = len(ctx.module_context.platforms) == 1
+    # The platform's index, where there are several, counts as one of the variables.
+    dimensions = ctx.module_context.shape_poly_state.dim_vars[0 if alone else 1 :]
+    run = functools.partial(_run, is_symbolic=bool(dimensions), **params)
     if len(platforms) == 1:
-        alone = len(ctx.module_context.platforms) == 1
         rule = functools.partial(run, platforms[0], is_multi_platform=not alone)
     else:
         run = functools.partial(run, is_multi_platform=True)
@@ -124,6 +126,7 @@ def _run(
     rotary_offset: int,
     implementation: str | None,
     is_multi_platform: bool,
+    is_symbolic: bool,
 ) -> tuple[Array, ...]:
     """Runs the platform's route on `(*xs, cos, sin)`."""
     *xs, cos, sin = operands
@@ -134,6 +137,7 @@ def _run(
         is_neox_style=is_neox_style,
         rotary_offset=rotary_offset,
         is_multi_platform=is_multi_platform,
+        is_symbolic=is_symbolic,
     )
     route = choose_route(rotation, implementation)
     return route.run(rotation, tuple(xs), cos, sin)

@@ -11,6 +11,7 @@ No Gaudi plugin for JAX is public and none was run: see the page on platforms.
 import dataclasses
 from collections.abc import Iterable
 
+import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
@@ -143,7 +144,15 @@ def prepare(layers: Iterable[HpuRotaryEmbedding], positions: ArrayLike) -> StepR
     Args:
       layers: every rotary layer of the model; those with equal configs share rows.
       positions: int32 [T] or [B, T].
+
+    Raises:
+      TypeError, ValueError: if positions have other axes, or as `jrope.lookup` does.
     """
+    if np.ndim(positions) not in (1, 2):
+        raise ValueError(
+            f"positions must be [T] or [B, T], got shape {np.shape(positions)}; "
+            f"multimodal ones take jrope.nnx.RotaryEmbedding"
+        )
     ropes = {layer.rope.config: layer.rope for layer in layers}
     return StepRows(
         configs=tuple(ropes),

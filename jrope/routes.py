@@ -19,10 +19,16 @@ from jaxtyping import Array
 
 from jrope._axes import AXIS_ORDERS, mrope_axes
 from jrope._gather import OutOfRange
-from jrope._layout import RotaryLayout
+from jrope._layout import RotaryLayout, check_int
 from jrope._ops import apply_rope
-from jrope._routes import ROUTES, Rotation, Route, routes_for
-from jrope._routes._platforms import ALIASES, ENVIRONMENT_VARIABLE, canonical_platform
+from jrope._routes import ROUTES, Rotation, Route, keys_of, routes_for
+from jrope._routes._platforms import (
+    ALIASES,
+    ENVIRONMENT_VARIABLE,
+    canonical_platform,
+    check_platform,
+    follow,
+)
 from jrope._routes.composite import (
     BLOCKWISE,
     COMPOSITE,
@@ -53,6 +59,8 @@ __all__ = [
     "unregister",
 ]
 
+_ABSENT = object()
+
 
 def register(platform: str, route: Route) -> None:
     """Puts a route before all others of a platform, whether or not it is loaded.
@@ -67,15 +75,11 @@ def register(platform: str, route: Route) -> None:
         `FullWidthRoute`.
 
     Raises:
-      TypeError: if it does not follow `Route`.
+      TypeError: if it does not follow `Route`, or the platform is no name.
       ValueError: if the platform already has a route of that name.
     """
-    missing = [name for name in ("name", "declines", "run") if not hasattr(route, name)]
-    if missing:
-        raise TypeError(
-            f"a route must have name, declines and run, got {type(route).__name__} "
-            f"without {missing}; FullWidthRoute makes one of a kernel"
-        )
+    check_platform("platform", platform)
+    _check_route(route)
     taken = [known.name for known in routes_for(platform)]
     if route.name in taken:
         raise ValueError(
@@ -87,22 +91,50 @@ def register(platform: str, route: Route) -> None:
     jax.clear_caches()
 
 
+def _check_route(route: object) -> None:
+    if isinstance(route, type):
+        raise TypeError(
+            f"a route must be an object, got the class {route.__name__}; are the "
+            f"parentheses missing?"
+        )
+    name = getattr(route, "name", _ABSENT)
+    missing = [] if name is not _ABSENT else ["name"]
+    missing += [
+        method
+        for method in ("declines", "run")
+        if not callable(getattr(route, method, None))
+    ]
+    if missing:
+        raise TypeError(
+            f"a route must have name, declines and run, got {type(route).__name__} "
+            f"without {missing}; FullWidthRoute makes one of a kernel"
+        )
+    if not isinstance(name, str) or not name:
+        raise TypeError(
+            f"a route's name must be a str that implementation= can have, got {name!r}"
+        )
+
+
 def unregister(platform: str, name: str) -> None:
     """Takes a registered route away again.
 
     Raises:
-      ValueError: if the platform has none of that name.
+      TypeError, ValueError: if the platform has none of that name.
     """
-    platform = canonical_platform(platform)
-    held = ROUTES.get(platform, ())
-    kept = tuple(route for route in held if route.name != name)
-    if len(kept) == len(held):
+    check_platform("platform", platform)
+    held = _registered(platform)
+    if name not in held:
         raise ValueError(
-            f"the route must be one of {[route.name for route in held]}, which are "
-            f"registered for {platform!r}, got {name!r}"
+            f"the route must be one of {held}, which are registered for "
+            f"{canonical_platform(platform)!r}, got {name!r}"
         )
-    ROUTES[platform] = kept
+    for key in keys_of(platform):
+        ROUTES[key] = tuple(route for route in ROUTES[key] if route.name != name)
     jax.clear_caches()
+
+
+def _registered(platform: str) -> list[str]:
+    return [route.name for key in keys_of(platform) for route in ROUTES[key]]
 
 
 def alias(reported: str, platform: str) -> None:
@@ -110,11 +142,30 @@ def alias(reported: str, platform: str) -> None:
 
     For a plugin under a name that jrope does not know. The environment variable
     `JROPE_PLATFORM_ALIASES`, such as `synapse=hpu,other=hpu`, does the same and goes
-    first; it is read whenever a program is lowered.
+    first; it is read whenever a program is lowered. Aliases may lead to aliases, made
+    in any order. Routes that `reported` has already are kept, after the platform's.
+
+    Raises:
+      TypeError, ValueError: if one is no name, aliases lead in a circle, or both have a
+        route of the same name.
 
     >>> alias("my_npu", "hpu")
     """
-    ALIASES[reported] = canonical_platform(platform)
+    check_platform("reported", reported)
+    check_platform("platform", platform)
+    before = dict(ALIASES)
+    follow(reported, before | {reported: platform})
+    ALIASES[reported] = platform
+    twice = [
+        name for name, n in collections.Counter(_registered(platform)).items() if n > 1
+    ]
+    if twice:
+        ALIASES.clear()
+        ALIASES.update(before)
+        raise ValueError(
+            f"{reported!r} and {platform!r} must have routes of different names to "
+            f"become one platform, got {twice} on both; unregister one of each"
+        )
     jax.clear_caches()
 
 
@@ -145,7 +196,17 @@ def lower_step(
 
     Returns:
       What `.as_text()` prints as StableHLO.
+
+    Raises:
+      TypeError, ValueError: if a size is none, or `apply_rope` refuses the case.
     """
+    check_platform("platform", platform)
+    if len(shape) < 3:
+        raise ValueError(f"shape must be [*B, T, N, H] of the query, got {shape}")
+    for size in shape:
+        check_int("a size in shape", size, minimum=0)
+    check_int("key_heads", key_heads, minimum=1)
+    check_int("max_position_embeddings", max_position_embeddings, minimum=1)
     run = functools.partial(
         apply_rope,
         layout=layout,
@@ -209,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given.narrow_rows:
             register(given.platform, COMPOSITE_NARROW_ROWS)
-        rotary_dim = given.rotary_dim or head_dim
+        rotary_dim = head_dim if given.rotary_dim is None else given.rotary_dim
         section, order = given.mrope_section, given.mrope_order
         layout = RotaryLayout(
             head_dim=head_dim,

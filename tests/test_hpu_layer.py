@@ -89,6 +89,14 @@ def test_other_shapes_are_refused(shapes):
         rope(jnp.arange(12), *(heads(*shape) for shape in shapes))
 
 
+@pytest.mark.parametrize("shape", [(), (1, 3, 4), (3, 1, 4)])
+def test_positions_of_other_axes_are_refused(shape):
+    rope = HpuRotaryEmbedding(H, H, P)
+    for positions in (np.zeros(shape, np.int32), jnp.zeros(shape, jnp.int32)):
+        with pytest.raises(ValueError, match=r"must be \[T\] or \[B, T\], got shape"):
+            rope(positions, heads(12, 4 * H), heads(12, H))
+
+
 def test_positions_past_the_table_read_its_last_row_and_padding_the_first():
     rope = HpuRotaryEmbedding(H, H, P)
     query, key = heads(4, 4 * H), heads(4, H)

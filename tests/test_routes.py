@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +114,78 @@ def test_a_name_is_forced_by_argument_or_by_environment(monkeypatch):
     assert "1.000000e+02" in program("other")
 
 
-@pytest.mark.parametrize("text", ["hpu", "=hpu", "synapse=", "a=b,c"])
+def test_aliases_lead_to_aliases_in_any_order(monkeypatch):
+    routes.register("hpu", SHIFT)
+    routes.alias("first", "second")
+    assert SHIFT not in routes_for("first")
+    routes.alias("second", "habana")
+    assert routes_for("first") == routes_for("second") == routes_for("hpu")
+    monkeypatch.setenv(routes.ENVIRONMENT_VARIABLE, "a=b,b=first,second=cpu")
+    assert routes_for("a") == routes_for("first") == routes_for("cpu")
+    assert SHIFT not in routes_for("a")
+
+
+def test_aliases_in_a_circle_are_refused(monkeypatch):
+    routes.alias("first", "second")
+    for pair in (("second", "first"), ("own", "own"), ("hpu", "gaudi")):
+        with pytest.raises(ValueError, match="must lead to a platform, got the circle"):
+            routes.alias(*pair)
+    assert routes_for("second") == routes_for("nosuch")
+    monkeypatch.setenv(routes.ENVIRONMENT_VARIABLE, "second=first")
+    with pytest.raises(ValueError, match="circle first -> second -> first; is one of"):
+        program("first")
+
+
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_routes_of_a_name_that_becomes_an_alias_are_kept(monkeypatch, by_environment):
+    other = dataclasses.replace(SHIFT, name="other")
+    routes.register("synapse", SHIFT)
+    routes.register("hpu", other)
+    if by_environment:
+        monkeypatch.setenv(routes.ENVIRONMENT_VARIABLE, "synapse=hpu")
+    else:
+        routes.alias("synapse", "hpu")
+    for name in ("synapse", "hpu", "gaudi"):
+        listed = [route.name for route in routes_for(name)]
+        assert listed == ["other", "shift", "composite", "xla"]
+    assert "1.000000e+02" in program("gaudi", implementation="shift")
+    with pytest.raises(ValueError, match="must be new on platform"):
+        routes.register("hpu", SHIFT)
+    routes.register("synapse", dataclasses.replace(SHIFT, name="newest"))
+    assert routes_for("hpu")[0].name == "newest"
+    routes.unregister("hpu", "shift")
+    assert SHIFT not in routes_for("synapse")
+
+
+def test_platforms_with_routes_of_one_name_do_not_become_one():
+    routes.register("synapse", SHIFT)
+    routes.register("hpu", SHIFT)
+    with pytest.raises(
+        ValueError, match=r"of different names.*got \['shift'\] on both"
+    ):
+        routes.alias("synapse", "hpu")
+    routes.unregister("hpu", "shift")
+    assert SHIFT not in routes_for("hpu") and SHIFT in routes_for("synapse")
+
+
+@pytest.mark.parametrize(
+    ("platform", "error"),
+    [(None, TypeError), (5, TypeError), ("", ValueError), (" hpu", ValueError)],
+)
+def test_what_is_no_platform_is_refused(platform, error):
+    with pytest.raises(error, match="platform must be a"):
+        routes.register(platform, SHIFT)
+    with pytest.raises(error, match="platform must be a"):
+        routes.unregister(platform, "shift")
+    with pytest.raises(error, match="platform must be a"):
+        routes.alias("synapse", platform)
+    with pytest.raises(error, match="reported must be a"):
+        routes.alias(platform, "hpu")
+    with pytest.raises(error, match="platform must be a"):
+        routes.lower_step(platform, (2, 5, 4, 8), layout=LAYOUT)
+
+
+@pytest.mark.parametrize("text", ["hpu", "=hpu", "synapse=", "a=b,c", "a=b=c"])
 def test_a_malformed_environment_is_an_error(monkeypatch, text):
     monkeypatch.setenv(routes.ENVIRONMENT_VARIABLE, text)
     with pytest.raises(ValueError, match=r"must be REPORTED=PLATFORM pairs.*got '"):
@@ -137,6 +209,32 @@ def test_the_newest_goes_first_and_names_are_taken_once():
 def test_what_is_no_route_is_refused():
     with pytest.raises(TypeError, match="must have name, declines and run, got func"):
         routes.register("hpu", shifted)  # pyright: ignore[reportArgumentType]
+
+
+@dataclasses.dataclass
+class Bare:
+    name: Any = "bare"
+    declines: Any = SHIFT.declines
+    run: Any = SHIFT.run
+
+
+@pytest.mark.parametrize(
+    ("route", "message"),
+    [
+        (Bare(run=None), r"must have name, declines and run.*without \['run'\]"),
+        (Bare(declines="no"), r"must have name, .*without \['declines'\]"),
+        (Bare(name=None), "a route's name must be a str.*got None"),
+        (Bare(name=""), "a route's name must be a str.*got ''"),
+        (Bare(name=5), "a route's name must be a str.*got 5"),
+        (Bare, "must be an object, got the class Bare; are the parentheses missing"),
+        (None, "must have name, declines and run, got NoneType"),
+    ],
+)
+def test_what_only_looks_like_a_route_is_refused(route, message):
+    names = route_names()
+    with pytest.raises(TypeError, match=message):
+        routes.register("hpu", route)
+    assert route_names() == names
 
 
 def test_a_route_that_declines_leaves_the_composite():
@@ -163,6 +261,29 @@ def test_the_program_and_its_operations(is_backward):
     assert outside["stablehlo.composite"] == (4 if is_backward else 2)
     assert outside["stablehlo.gather"] == 1
     assert inside["stablehlo.multiply"] and "stablehlo.multiply" not in outside
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "error"),
+    [
+        ((), {}, r"shape must be \[\*B, T, N, H\] of the query, got \(\)"),
+        ((4, 8), {}, r"shape must be \[\*B, T, N, H\] of the query"),
+        ((-1, 4, 8), {}, "a size in shape must be at least 0, got -1"),
+        ((2.0, 4, 8), {}, "a size in shape must be an int, got 2.0"),
+        ((2, 4, 8), {"key_heads": -1}, "key_heads must be at least 1, got -1"),
+        ((2, 4, 8), {"max_position_embeddings": 0}, "max_position_.* be at least 1"),
+    ],
+)
+def test_a_step_of_no_size_is_refused(shape, options, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        routes.lower_step("hpu", shape, layout=LAYOUT, **options)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 2, 8), (0, 5, 2, 8), (0, 2, 8)])
+def test_a_step_of_no_tokens_is_a_program(shape):
+    assert (
+        len(composites(routes.lower_step("hpu", shape, layout=LAYOUT).as_text())) == 2
+    )
 
 
 def command(*arguments):
@@ -205,6 +326,8 @@ def test_the_commands_options(capsys):
 def test_the_command_refuses(capsys):
     code, out, err = main(capsys, "--shape", "5,8,16", "--rotary-dim", "7")
     assert (code, out) == (1, "") and "refused: rotary_dim must be even" in err
+    code, out, err = main(capsys, "--shape", "5,8,16", "--rotary-dim", "0")
+    assert (code, out) == (1, "") and "rotary_dim must be at least 2" in err
     with pytest.raises(SystemExit):
         main(capsys, "--shape", "8,16")
     assert "must be [*B, T, N, H], got 8,16" in capsys.readouterr().err

@@ -20,9 +20,20 @@ def routes_for(platform: str) -> tuple[Route, ...]:
     A platform that XLA does not compile for gets the composite form before plain JAX,
     which takes all that gets to it: what comes after it is chosen only by name.
     """
-    platform = canonical_platform(platform)
-    general = (XLA, COMPOSITE) if platform in XLA_PLATFORMS else (COMPOSITE, XLA)
-    return (*ROUTES.get(platform, ()), *general, *BY_NAME.get(platform, ()))
+    canonical = canonical_platform(platform)
+    general = (XLA, COMPOSITE) if canonical in XLA_PLATFORMS else (COMPOSITE, XLA)
+    held = (route for name in keys_of(platform) for route in ROUTES[name])
+    return (*held, *general, *BY_NAME.get(canonical, ()))
+
+
+def keys_of(platform: str) -> list[str]:
+    """Keys of `ROUTES` that stand for the same platform, its own first.
+
+    There are several where routes were registered for a name before it became an alias.
+    """
+    canonical = canonical_platform(platform)
+    keys = [name for name in ROUTES if canonical_platform(name) == canonical]
+    return sorted(keys, key=lambda name: name != canonical)
 
 
 def route_names() -> tuple[str, ...]:

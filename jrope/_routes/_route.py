@@ -21,6 +21,7 @@ class Rotation:
       rotary_offset: index of the first rotated feature.
       is_multi_platform: whether the program is one for several platforms, as
         `jax.export` makes them.
+      is_symbolic: whether it has dimension variables, in these shapes or in others.
     """
 
     platform: str
@@ -29,6 +30,7 @@ class Rotation:
     is_neox_style: bool
     rotary_offset: int
     is_multi_platform: bool = False
+    is_symbolic: bool = False
 
     @property
     def tokens(self) -> int:

@@ -10,9 +10,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from jrope._rotate import rotate_one
@@ -86,6 +88,7 @@ class FullWidthRoute:
     def _turn(self, rotation: Rotation, x: Array, cos: Array, sin: Array) -> Array:
         start, width = rotation.rotary_offset, cos.shape[-1]
         end = start + width
+        cos, sin = (_placed_with(x, row) for row in (cos, sin))
         if self.narrow_rows:
             cos, sin = cos.astype(x.dtype), sin.astype(x.dtype)
         mode = BLOCKWISE if rotation.is_neox_style else PAIRWISE
@@ -106,7 +109,25 @@ def _widen(row: Array, is_neox_style: bool) -> Array:
     """[*B, T, R/2] to [*B, T, 1, R], each value at both features of its pair."""
     axis = -2 if is_neox_style else -1
     twice = jnp.stack([row, row], axis)
-    return twice.reshape(*row.shape[:-1], -1)[..., None, :]
+    return twice.reshape(*row.shape[:-1], 2 * row.shape[-1])[..., None, :]
+
+
+def _placed_with(x: Array, row: Array) -> Array:
+    """A wide row, laid on a mesh with explicit axes as the tokens of x are.
+
+    The result lies as x does, so it can be joined to the features that pass.
+    """
+    own, held = jax.typeof(x).sharding, jax.typeof(row).sharding
+    if AxisType.Explicit not in own.mesh.axis_types:
+        return row
+    tokens = [
+        None if size == 1 else axis
+        for size, axis in zip(row.shape[:-2], own.spec, strict=False)
+    ]
+    spec = PartitionSpec(*tokens, None, None)
+    if tuple(held.spec) == tuple(spec):
+        return row
+    return jax.sharding.reshard(row, NamedSharding(own.mesh, spec))
 
 
 def definition(
@@ -135,13 +156,24 @@ def _composite(x: Array, cos: Array, sin: Array, *, mode: Mode) -> Array:
     return named(x, cos, sin, mode=np.int32(mode))
 
 
+# The oldest JAX, (major, minor), that was seen to lower a composite in a program with
+# dimension variables; older ones hand them to its decomposition alone.
+_SYMBOLIC_SINCE = (0, 12)
+
+
 def _refuses(rotation: Rotation) -> str | None:
-    if not rotation.is_multi_platform:
-        return None
-    return (
-        "in a program for several platforms JAX hands a composite the platform's index "
-        "as an operand; export for one platform"
-    )
+    if rotation.is_multi_platform:
+        return (
+            "in a program for several platforms JAX hands a composite the platform's "
+            "index as an operand; export for one platform"
+        )
+    if rotation.is_symbolic and jax.__version_info__[:2] < _SYMBOLIC_SINCE:
+        return (
+            f"in a program with symbolic shapes JAX {jax.__version__} cannot lower a "
+            f"composite, whose decomposition takes the dimensions as operands; export "
+            f"with fixed shapes, or with JAX {'.'.join(map(str, _SYMBOLIC_SINCE))}"
+        )
+    return None
 
 
 COMPOSITE = FullWidthRoute(name="composite", kernel=_composite, refuses=_refuses)
