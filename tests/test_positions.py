@@ -170,6 +170,21 @@ def test_what_is_refused(code, message, change):
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize("offset", [0, 1, 7, 15])
+@pytest.mark.parametrize("side", [18, 50])
+def test_every_token_of_a_medium_is_looked_at(side, offset):
+    count, grids = side * side, np.array([[1, 2 * side, 2 * side]], np.int32)
+    memory = np.full(offset + count + 2, PAD, np.int32)
+    ids = memory[offset:]
+    ids[0] = ids[-1] = 5
+    assert plan(QWEN, ids, image_grid_thw=grids).delta == side - count
+    for k in {*range(1, 40), *range(1, count, 97), *range(count - 40, count + 1)}:
+        ids[k] = 6
+        with pytest.raises(PositionError, match="token_count|too_few_grids"):
+            plan(QWEN, ids, image_grid_thw=grids)
+        ids[k] = PAD
+
+
 SECONDS = [
     ("seconds_invalid", [np.nan]),
     ("seconds_invalid", [-0.5]),
