@@ -1,5 +1,5 @@
-# make demo | test | hpu | peers | stacks | lint | notebooks | bench | docs: each builds
-# its own .venv first.
+# make demo | test | gpu | hpu | peers | stacks | lint | notebooks | bench | docs: each
+# builds its own .venv first.
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #   VENV=.venv          where
 #   MODEL=smollm2       what `make demo` serves: smollm2, gemma3 or tiny-qwen2-vl
@@ -8,11 +8,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= smollm2
+# The oldest jax that has the kernels, and the newest.
+GPU_JAX ?= 0.11.2 0.12.0.1
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test hpu peers stacks lint notebooks bench docs clean help
+.PHONY: demo test gpu hpu peers stacks lint notebooks bench docs clean help
 
 help:
 	@sed -n '1,6s/^# //p' Makefile
@@ -35,6 +37,22 @@ lint: $(VENV)/.have-lint
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
+# Kernels compiled for NVIDIA GPUs, on a machine without one: their own environments,
+# 1.7 GB each, since a CUDA plugin must have jax's version. Needs Python 3.12 or newer.
+gpu: $(patsubst %,.venv-gpu-%/.have-gpu,$(GPU_JAX))
+	for jax in $(GPU_JAX); do \
+	  JAX_PLATFORMS=cpu LLVM_DISABLE_SYMBOLIZATION=1 GPU_COMPILE_REQUIRED=1 \
+	    .venv-gpu-$$jax/bin/python -m pytest -m gpu_compile tests $(ARGS) || exit 1; \
+	done
+
+.venv-gpu-%/.have-gpu: pyproject.toml constraints-gpu.txt
+	$(PYTHON) -m venv .venv-gpu-$*
+	@echo "installing jax $* and its CUDA plugin into .venv-gpu-$* (a minute or so, once)"
+	.venv-gpu-$*/bin/python -m pip --disable-pip-version-check --quiet install \
+	  --constraint constraints-gpu.txt --editable '.[test]' jax==$* jaxlib==$* \
+	  jax-cuda13-plugin==$* jax-cuda13-pjrt==$* nvidia-cuda-nvcc nvidia-cuda-nvdisasm
+	@touch $@
+
 peers: $(VENV)/.have-peers
 	$(BIN)/python -m pytest -m peers $(ARGS)
 
@@ -52,7 +70,7 @@ docs: $(VENV)/.have-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
 
 clean:
-	rm -rf $(VENV) site
+	rm -rf $(VENV) .venv-gpu-* site
 
 $(VENV)/.have-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -19,7 +19,7 @@ class Access:
       what: "heads", "cos", "sin", "weight", "amax", "scalar", or "padding"
         for what padded tokens do instead.
       store: or load.
-      start: the first column. Rows, weights and scalars that agree in this, in
+      start: the first column. Rows that agree in this, in
         what they load and how much, are of the same bytes.
       distinct: bytes of global memory.
       asked: bytes that all threads ask for together.
@@ -51,13 +51,16 @@ def traffic() -> Iterator[list[Access]]:
 
 
 def distinct_bytes(accesses: list[Access]) -> int:
-    """Bytes that move between the chip and its memory: each once."""
+    """Bytes that move between the chip and its memory for a token: each once.
+
+    Weights are the same for all tokens and stay on the chip.
+    """
     once = {
         (access.what, access.start, access.distinct): access.distinct
         for access in accesses
-        if access.what not in ("heads", "amax", "padding")
+        if access.what in ("cos", "sin")
     }
-    each = [a.distinct for a in accesses if a.what in ("heads", "amax")]
+    each = [a.distinct for a in accesses if a.what in ("heads", "amax", "scalar")]
     return sum(once.values()) + sum(each)
 
 
