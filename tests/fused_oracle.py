@@ -1,7 +1,39 @@
-"""Fused operations in float64 NumPy, token by token: independent of jrope."""
+"""Cases of fused operations, and their results in float64 NumPy, token by token.
+
+The oracle takes nothing from jrope but the cases' own descriptions.
+"""
 
 import numpy as np
 import oracle
+
+from jrope import RopeConfig
+from jrope.fused import QkNorm
+from jrope.scalings import Yarn
+
+CONFIGS = {
+    "neox": RopeConfig(head_dim=64, rope_theta=1e4, max_position_embeddings=64),
+    "gptj-partial": RopeConfig(
+        head_dim=80,
+        rotary_dim=32,
+        rotary_offset=4,
+        is_neox_style=False,
+        rope_theta=1e4,
+        max_position_embeddings=64,
+    ),
+    "yarn-partial": RopeConfig(
+        head_dim=128,
+        rotary_dim=96,
+        rope_theta=1e4,
+        max_position_embeddings=64,
+        scaling=Yarn(factor=4.0, original_max_position_embeddings=16),
+    ),
+}
+NORMS = {
+    "none": None,
+    "qwen3": QkNorm(epsilon=1e-6),
+    "gemma": QkNorm(epsilon=1e-6, unit_offset=True),
+    "llama4": QkNorm(epsilon=1e-5, order="rotate_norm"),
+}
 
 
 def wide(x):
