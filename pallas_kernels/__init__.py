@@ -1,5 +1,6 @@
 """Pallas kernels for NVIDIA GPUs: jax only, with no knowledge of jrope.
 
+Modules have an underscore, so that importing one never hides the function of its name.
 Names are imported when they are first used, so that a jax too old for Mosaic GPU can
 import the package and ask `jax_too_old()`.
 """
@@ -13,15 +14,15 @@ if TYPE_CHECKING:
     from pallas_kernels._finish import Norm
     from pallas_kernels._heads import Place
     from pallas_kernels._interpreted import interpreted
+    from pallas_kernels._qk_norm_rope import qk_norm_rope
+    from pallas_kernels._qkv_rope import qkv_rope
+    from pallas_kernels._rerope_cache import rerope_cache
+    from pallas_kernels._rope import rope
+    from pallas_kernels._rope_append_kv import rope_append_kv
     from pallas_kernels._sharded import sharded
     from pallas_kernels._sources import GivenRows, ShiftRows, TableRows
     from pallas_kernels._traffic import Access, distinct_bytes, traffic
     from pallas_kernels._work import rewritable
-    from pallas_kernels.qk_norm_rope import qk_norm_rope
-    from pallas_kernels.qkv_rope import qkv_rope
-    from pallas_kernels.rerope_cache import rerope_cache
-    from pallas_kernels.rope import rope
-    from pallas_kernels.rope_append_kv import rope_append_kv
 
 _HOMES = {
     "Access": "pallas_kernels._traffic",
@@ -32,12 +33,12 @@ _HOMES = {
     "TableRows": "pallas_kernels._sources",
     "distinct_bytes": "pallas_kernels._traffic",
     "interpreted": "pallas_kernels._interpreted",
-    "qk_norm_rope": "pallas_kernels.qk_norm_rope",
-    "qkv_rope": "pallas_kernels.qkv_rope",
-    "rerope_cache": "pallas_kernels.rerope_cache",
+    "qk_norm_rope": "pallas_kernels._qk_norm_rope",
+    "qkv_rope": "pallas_kernels._qkv_rope",
+    "rerope_cache": "pallas_kernels._rerope_cache",
     "rewritable": "pallas_kernels._work",
-    "rope": "pallas_kernels.rope",
-    "rope_append_kv": "pallas_kernels.rope_append_kv",
+    "rope": "pallas_kernels._rope",
+    "rope_append_kv": "pallas_kernels._rope_append_kv",
     "sharded": "pallas_kernels._sharded",
     "traffic": "pallas_kernels._traffic",
 }

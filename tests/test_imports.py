@@ -1,5 +1,6 @@
 """What an import loads, and what jrope exports."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -41,3 +42,8 @@ def test_every_public_name_resolves():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'jrope' has no attribute 'rope'"):
         _ = jrope.rope
+
+
+def test_kernels_are_functions_whatever_was_imported_before():
+    for name in ("rope", "qkv_rope", "qk_norm_rope", "rerope_cache", "rope_append_kv"):
+        assert importlib.util.find_spec(f"pallas_kernels.{name}") is None
