@@ -58,6 +58,8 @@ class PositionSpec:
       hf5_differs: whether `advance="hf5"` means anything.
       canvas: ids of <image>, </image>, <slice>, </slice> and newline, where pictures
         are laid out on a canvas.
+
+    Attributes:
       rule: the spec as the kernels read it: float64 [SIZE], read-only.
       shape_code: rows that positions must have, negative where they are fractional.
     """
