@@ -37,7 +37,7 @@ class Tower:
       config: of the whole multimodal model.
       grids: T, H, W in patches of what it sees.
       order: of its patches, a choice of `vision_positions`.
-      merge: spatial_merge_size.
+      merge: spatial_merge_size, where patches lie in blocks.
       rows: what its rotary module gave for those, as it is.
       apply: its function that rotates [N, HEADS, H] with such rows.
     """
@@ -45,7 +45,7 @@ class Tower:
     config: Any
     grids: list[list[int]]
     order: Any
-    merge: int
+    merge: int | None
     rows: Any
     apply: Callable[[Any, Any, Any], tuple[Any, Any]]
 
@@ -99,7 +99,7 @@ def pixtral() -> Tower:
         config=transformers.LlavaConfig(vision_config=vision),
         grids=grids,
         order="row_major",
-        merge=1,
+        merge=None,
         rows=rows,
         apply=lambda q, k, made: module.apply_rotary_pos_emb(q, k, *made),
     )
@@ -122,7 +122,7 @@ def llama4() -> Tower:
         config=transformers.Llama4Config(vision_config=vision),
         grids=[[1, 24, 24]],
         order="one_based_with_cls",
-        merge=1,
+        merge=None,
         rows=rows,
         apply=apply,
     )
