@@ -8,7 +8,7 @@ import the package and ask `jax_too_old()`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pallas_kernels._support import OLDEST_JAX, jax_too_old
+from pallas_kernels._support import OLDEST_JAX, jax_too_old, no_fp8
 
 if TYPE_CHECKING:
     from pallas_kernels._finish import Norm
@@ -54,6 +54,7 @@ __all__ = [
     "distinct_bytes",
     "interpreted",
     "jax_too_old",
+    "no_fp8",
     "qk_norm_rope",
     "qkv_rope",
     "rerope_cache",

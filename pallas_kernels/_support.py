@@ -13,3 +13,17 @@ def jax_too_old() -> str | None:
         return None
     oldest = ".".join(map(str, OLDEST_JAX))
     return f"Mosaic GPU kernels need jax >= {oldest}, this is {jax.__version__}"
+
+
+def no_fp8() -> str | None:
+    """Why the GPU that programs are compiled for has no 8-bit floats, or None."""
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if device is None or isinstance(device, str):
+        device = jax.local_devices()[0]
+    capability = getattr(device, "compute_capability", None)
+    if capability is None or float(capability) >= 8.9:
+        return None
+    return (
+        f"float8_e4m3fn needs compute capability 8.9 (Ada, Hopper), this GPU has "
+        f"{capability}"
+    )

@@ -19,6 +19,7 @@ from test_fused import (
 
 from jrope import RopeConfig, apply_rope, compute_cos_sin_cache, lookup
 from jrope.fused import qkv_rope, rerope_cache, rope_append_kv
+from pallas_kernels import no_fp8
 
 __all__ = ["implementation"]
 
@@ -367,3 +368,15 @@ def test_rows_and_a_table_give_the_same(implementation):
     for one, other in zip(given, looked, strict=True):
         np.testing.assert_array_equal(wide(one), wide(other))
     assert compute_cos_sin_cache(config).shape == table.shape
+
+
+@pytest.mark.parametrize(("capability", "declines"), [("8.0", True), ("9.0", False)])
+def test_a_gpu_without_8_bit_floats_is_declined(capability, declines, monkeypatch):
+    class Gpu:
+        compute_capability = capability
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Gpu()])
+    reason = no_fp8()
+    assert (reason is not None) == declines
+    if reason is not None:
+        assert reason.endswith("this GPU has 8.0")

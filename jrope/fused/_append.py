@@ -25,6 +25,7 @@ from jrope.fused._pages import (
 from jrope.fused._rows import Rows, RowSource, row_source
 from jrope.fused._turned import check_qkv, kernel_declines, split_qkv, turned
 from jrope.fused._weights import Weights, given_weights
+from pallas_kernels import no_fp8
 
 PaddedQuery = Literal["rotated", "unrotated"]
 Fp8Scale = Literal["tensor", "token_head"]
@@ -122,9 +123,9 @@ class RopeAppendKv:
         )
 
     def declines(self, *operands: Any) -> str | None:
-        """Declines dtypes that models do not have."""
+        """Declines dtypes that models or the GPU do not have."""
         qkv = operands[0]
-        return kernel_declines([qkv], qkv.shape[0])
+        return kernel_declines([qkv], qkv.shape[0]) or (no_fp8() if self.fp8 else None)
 
     def axes(self, *operands: Any) -> Axes:
         """Nothing may be split: every token may write anywhere."""

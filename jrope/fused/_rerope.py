@@ -24,6 +24,7 @@ from jrope.fused._pages import (
 )
 from jrope.fused._rows import RowSource
 from jrope.fused._turned import cannot_rewrite, kernel_declines
+from pallas_kernels import no_fp8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,10 +94,11 @@ class ReropeCache:
         )
 
     def declines(self, *operands: Any) -> str | None:
-        """Declines dtypes that caches do not have."""
+        """Declines dtypes that caches or the GPU do not have, and small heads."""
         cache, slots = operands[:2]
-        models = [] if cache.dtype == FP8 else [cache]
-        return kernel_declines(models, slots.shape[0]) or cannot_rewrite(
+        is_fp8 = cache.dtype == FP8
+        reason = kernel_declines([] if is_fp8 else [cache], slots.shape[0])
+        return (reason or (no_fp8() if is_fp8 else None)) or cannot_rewrite(
             self._place,
             (self.pages.heads(cache),),
             cache.dtype.itemsize,
