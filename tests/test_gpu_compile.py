@@ -77,7 +77,9 @@ def test_one_launch_without_spills_and_the_bytes_that_must_move(case):
     if case.workload.name in WIDE and not case.kernel.startswith("rerope"):
         assert found["widest_heads"][-1] == 16
     if case.kernel.startswith("rope_append_kv"):
-        assert found["xla_launches"] >= 4
+        # For one key head XLA of JAX 0.12 writes keys and values in one launch.
+        single = case.workload.key_heads == 1
+        assert found["xla_launches"] >= (3 if single else 4)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
