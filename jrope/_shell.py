@@ -3,6 +3,7 @@
 from typing import TypeVar, overload
 
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32, Int32
 
@@ -152,3 +153,24 @@ def on_all_axes(
     if axes is None or positions.ndim != text_ndim:
         return positions
     return jnp.broadcast_to(positions[None], (axes, *positions.shape))
+
+
+def table_sharding(rows: int, mesh: Mesh, rows_over: str | None) -> NamedSharding:
+    """How a table lies on a mesh: whole on each device, or its rows split over an axis.
+
+    Raises:
+      ValueError: if the mesh has no such axis, or it does not divide the rows.
+    """
+    if rows_over is None:
+        return NamedSharding(mesh, PartitionSpec())
+    if rows_over not in mesh.axis_names:
+        raise ValueError(
+            f"rows_over must be None or one of the mesh's axes {mesh.axis_names}, got "
+            f"{rows_over!r}"
+        )
+    if rows % mesh.shape[rows_over]:
+        raise ValueError(
+            f"a table's rows must be a multiple of the {mesh.shape[rows_over]} devices "
+            f"of axis {rows_over!r}, got {rows}; round max_position_embeddings up"
+        )
+    return NamedSharding(mesh, PartitionSpec(rows_over))

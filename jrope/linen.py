@@ -1,7 +1,9 @@
 """The flax.linen shell: a module whose table lies in the collection `rope_cache`."""
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float32
 
@@ -9,7 +11,7 @@ from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, check_out_of_range
 from jrope._kinds import TableName
 from jrope._ops import check_implementation, device_table
-from jrope._shell import RotaryMethods
+from jrope._shell import RotaryMethods, table_sharding
 
 COLLECTION = "rope_cache"
 _NAME = "cos_sin_cache"
@@ -66,7 +68,11 @@ class RotaryEmbedding(RotaryMethods, nn.Module):
 
 
 def rope_variables(
-    config: RopeConfig, *, table: TableName = "flat"
+    config: RopeConfig,
+    *,
+    table: TableName = "flat",
+    mesh: Mesh | None = None,
+    rows_over: str | None = None,
 ) -> dict[str, Array]:
     """The variables of one `RotaryEmbedding`, to put beside restored params.
 
@@ -76,8 +82,21 @@ def rope_variables(
     Args:
       config: the module's config.
       table: the module's table kind.
+      mesh: devices that hold the table, whole on each of them; None is the default
+        device.
+      rows_over: an axis of the mesh to split the rows over instead. A lookup then costs
+        a collective over that axis, of this step's rows.
 
     Returns:
       `{"cos_sin_cache": array}`, float32, [P, R] for the flat kind.
+
+    Raises:
+      ValueError: if the mesh has no such axis, or it does not divide the rows.
     """
-    return {_NAME: device_table(config, table)}
+    array = device_table(config, table)
+    if mesh is not None:
+        sharding = table_sharding(array.shape[0], mesh, rows_over)
+        array = jax.device_put(array, sharding)
+    elif rows_over is not None:
+        raise ValueError(f"rows_over={rows_over!r} must come with a mesh, got none")
+    return {_NAME: array}

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float32
 
@@ -13,7 +13,7 @@ from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, check_out_of_range
 from jrope._kinds import TableName
 from jrope._ops import check_implementation, device_table
-from jrope._shell import RotaryMethods
+from jrope._shell import RotaryMethods, table_sharding
 
 
 class RotaryCache(nnx.Variable):
@@ -112,6 +112,30 @@ def fill_tables(model: nnx.Module) -> None:
                 f"nnx.StateAxes({{RotaryCache: None, ...: 0}})"
             )
         module.cos_sin_cache.set_value(_placed_as(held, table))
+
+
+def place_tables(
+    model: nnx.Module, mesh: Mesh, *, rows_over: str | None = None
+) -> None:
+    """Puts the table of every `RotaryEmbedding` in a model on a mesh, in place.
+
+    A table is whole on every device, so that a lookup communicates nothing. Where that
+    costs too much memory its rows can be split over an axis of the mesh; a lookup then
+    costs a collective over that axis, of this step's rows. `fill_tables` keeps either.
+
+    Args:
+      model: any nnx module, with its tables filled.
+      mesh: the devices.
+      rows_over: the axis to split rows over, or None.
+
+    Raises:
+      ValueError: if the mesh has no such axis, or it does not divide a table's rows.
+    """
+    for _, module in nnx.iter_graph(model):
+        if isinstance(module, RotaryEmbedding):
+            table = module.cos_sin_cache.get_value()
+            sharding = table_sharding(table.shape[0], mesh, rows_over)
+            module.cos_sin_cache.set_value(jax.device_put(table, sharding))
 
 
 def _placed_as(held: Any, table: Array) -> Array:
