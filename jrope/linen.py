@@ -30,6 +30,14 @@ class RotaryEmbedding(RotaryMethods, nn.Module):
         ("clip").
       table: "flat", one row a position, or "two_level", which holds a million
         positions in about a megabyte at four times the error.
+
+    >>> import jax
+    >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=16)
+    >>> rope, heads = RotaryEmbedding(config), jnp.ones((4, 8, 2))
+    >>> variables = rope.init(jax.random.key(0), jnp.arange(4), heads, None)
+    >>> query, _ = rope.apply(variables, jnp.arange(4), heads, None)
+    >>> query.shape, list(variables)
+    ((4, 8, 2), ['rope_cache'])
     """
 
     config: RopeConfig
@@ -79,5 +87,12 @@ def rope_variables(
 
     Returns:
       `{"cos_sin_cache": array}`, float32, [P, R] for the flat kind.
+
+    Raises:
+      TypeError, ValueError: if it is no config, or no table kind.
+
+    >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=16)
+    >>> rope_variables(config)["cos_sin_cache"].shape
+    (16, 2)
     """
     return {_NAME: device_table(config, table)}

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from cycler import cycler
 from matplotlib.figure import Figure
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pages" / "pictures"
@@ -17,7 +18,7 @@ def use_style() -> None:
     """Sets sizes, colours and fonts for all that follows."""
     plt.rcParams.update(
         {
-            "axes.prop_cycle": plt.cycler(color=COLORS),
+            "axes.prop_cycle": cycler(color=COLORS),
             "axes.spines.right": False,
             "axes.spines.top": False,
             "axes.titlesize": 11,
