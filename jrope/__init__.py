@@ -28,7 +28,8 @@ if TYPE_CHECKING:
         TwoLevelTable,
         stack_tables,
     )
-    from jrope._ops import apply_rope, query_temperature, rerope, rotate
+    from jrope._ops import apply_rope, rerope, rotate
+    from jrope._query_temperature import query_temperature
     from jrope._rotate import lookup, rotate_one
 
 _DEVICE_HALF = {
@@ -38,7 +39,7 @@ _DEVICE_HALF = {
     "TwoLevelTable": "jrope._kinds",
     "apply_rope": "jrope._ops",
     "lookup": "jrope._rotate",
-    "query_temperature": "jrope._ops",
+    "query_temperature": "jrope._query_temperature",
     "rerope": "jrope._ops",
     "rotate": "jrope._ops",
     "rotate_one": "jrope._rotate",

@@ -20,6 +20,15 @@ class DualChunk:
     Args:
       chunk_size: positions in a chunk.
       local_size: how many of them overlap the next chunk.
+
+    Raises:
+      TypeError, ValueError: if a size is no int, or a chunk is no longer than its
+        overlap.
+
+    >>> config = RopeConfig(head_dim=64, rope_theta=1e6, max_position_embeddings=4096,
+    ...     dual_chunk=DualChunk(chunk_size=256, local_size=32))
+    >>> config.dual_chunk.local_size
+    32
     """
 
     chunk_size: int
@@ -44,6 +53,14 @@ class Fope:
       num_inv_freq: n, the leading frequencies kept; None for those that turn more than
         once within max_position_embeddings.
       separate_heads: whether each key head has coefficients of its own.
+
+    Raises:
+      TypeError, ValueError: if a value has the wrong type.
+
+    >>> config = RopeConfig(head_dim=64, rope_theta=1e4, max_position_embeddings=512,
+    ...     fope=Fope(num_inv_freq=4))
+    >>> config.fope.separate_heads
+    True
     """
 
     num_inv_freq: int | None = None

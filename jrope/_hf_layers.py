@@ -41,6 +41,11 @@ def layers_from_hf(
 
     Raises:
       ValueError, TypeError: as `config_from_hf`, and if the layers are not named.
+
+    >>> gemma = {"model_type": "gemma3_text", "num_hidden_layers": 6,
+    ...     "max_position_embeddings": 1024}
+    >>> [int(config.rope_theta) for config in layers_from_hf(gemma)]
+    [10000, 10000, 10000, 10000, 10000, 1000000]
     """
     config, model = read(hf_config, is_neox_style)
     by_type: dict[str | None, RopeConfig | None] = {}
@@ -75,6 +80,11 @@ def query_temperatures_from_hf(hf_config: object) -> list[QueryTemperature | Non
 
     Raises:
       ValueError, TypeError: if a key is missing or holds a wrong value.
+
+    >>> llama4 = {"model_type": "llama4_text", "num_hidden_layers": 4, "head_dim": 128,
+    ...     "max_position_embeddings": 8192}
+    >>> query_temperatures_from_hf(llama4)[2:]
+    [None, QueryTemperature(scale=0.1, length=8192, shift=1)]
     """
     config, model = read(hf_config, True)
     found: list[QueryTemperature | None] = []

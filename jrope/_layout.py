@@ -40,6 +40,11 @@ class RotaryLayout:
 
     Raises:
       TypeError, ValueError: if a width is not an integer, or they do not fit together.
+
+    >>> axes = (0, 1) * 16
+    >>> layout = RotaryLayout(head_dim=128, rotary_dim=64, axis_of_frequency=axes)
+    >>> layout.position_axes, layout.axes_array()[:4].tolist()
+    (2, [0, 1, 0, 1])
     """
 
     head_dim: int

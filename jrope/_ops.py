@@ -20,7 +20,6 @@ from jrope._names import named
 from jrope._primitive import bind_rope
 from jrope._rotate import check_layout, lookup
 from jrope._routes import route_names
-from jrope._temperature import QueryTemperature
 
 _HEAD_DTYPES = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
 
@@ -170,6 +169,13 @@ def apply_rope(
 
     Raises:
       TypeError, ValueError: as `lookup` and `rotate` do.
+
+    >>> layout = RotaryLayout(head_dim=2, rotary_dim=2)
+    >>> table = jnp.array([[1.0, 0.0], [0.0, 1.0]])  # position 1: a quarter turn
+    >>> query, _ = apply_rope(jnp.arange(2), jnp.ones((2, 1, 2)), None, table,
+    ...     layout=layout)
+    >>> query.tolist()
+    [[[1.0, 1.0]], [[-1.0, 1.0]]]
     """
     cos, sin = lookup(
         table,
@@ -214,6 +220,13 @@ def rerope(
 
     Raises:
       TypeError, ValueError: as `lookup` and `rotate` do.
+
+    >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=8)
+    >>> table, heads = device_table(config), jnp.ones((1, 1, 2))
+    >>> at_3, _ = apply_rope(jnp.array([3]), heads, None, table, layout=config.layout)
+    >>> back = rerope(at_3, jnp.array([-3]), table, layout=config.layout)
+    >>> back.round(4).tolist()
+    [[[1.0, 1.0]]]
     """
     kind = as_table(table)
     signed = check_shifts(shifts, kind, layout=layout)
@@ -249,35 +262,6 @@ def _unit_rows(cos: Array, sin: Array, signed: Array) -> tuple[Array, Array]:
     amplitude = jnp.sqrt(cos * cos + sin * sin)
     direction = jnp.where(signed < 0, jnp.float32(-1), jnp.float32(1))[..., None]
     return lax.optimization_barrier((cos / amplitude, direction * sin / amplitude))
-
-
-def query_temperature(
-    positions: ArrayLike, temperature: QueryTemperature
-) -> Float32[Array, "..."]:
-    """What queries at these positions are multiplied by, before the dot product.
-
-    Args:
-      positions: int32 [*B, T]; other integers as `lookup` takes them.
-      temperature: from `query_temperatures_from_hf`.
-
-    Returns:
-      float32 [*B, T]; `query * factor[..., None, None]`.
-
-    >>> query_temperature(jnp.array([0, 8191, 8192]), QueryTemperature(scale=0.1,
-    ...     length=8192)).round(4).tolist()
-    [1.0, 1.0, 1.0692999362945557]
-    """
-    return _temperature(device_positions(positions), temperature)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _temperature(positions: Array, temperature: QueryTemperature) -> Array:
-    """In two divisions, since a position plus the shift can exceed int32."""
-    length = jnp.int32(temperature.length)
-    inside = positions % length + jnp.int32(temperature.shift)
-    steps = positions // length + inside // length
-    growth = jnp.log1p(jnp.maximum(steps, jnp.int32(0)).astype(jnp.float32))
-    return jnp.float32(1) + jnp.float32(temperature.scale) * growth
 
 
 def device_table(

@@ -28,6 +28,9 @@ def compute_cos_sin_cache(config: RopeConfig) -> np.ndarray:
       float32 [P, R]: cos in the first half of the last axis, sin in the second, both
       times the attention factor. NaN past `config.longest_request`.
 
+    Raises:
+      ValueError: if the config is of another kind of table (dual chunk, FoPE).
+
     >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=2)
     >>> compute_cos_sin_cache(config).round(4).tolist()
     [[1.0, 0.0], [0.5403000116348267, 0.8414999842643738]]

@@ -20,6 +20,12 @@ class QueryTemperature:
       scale: strength of the growth.
       length: n, in positions: the factor is 1 below it.
       shift: added to the position.
+
+    Raises:
+      TypeError, ValueError: if a number is none, or not positive.
+
+    >>> QueryTemperature(scale=0.1, length=8192).shift
+    0
     """
 
     scale: float

@@ -308,8 +308,15 @@ def trim(outputs: Any, tokens: int) -> Any:
 
     Cut on the host: on the device each new length would compile a slice.
 
+    Args:
+      outputs: a pytree of arrays [tokens, ...].
+      tokens: how many rows to keep.
+
     Raises:
       TypeError, ValueError: if an array has fewer, or that is no number of tokens.
+
+    >>> trim({"query": np.ones((4, 2))}, 3)["query"].shape
+    (3, 2)
     """
     check_int("tokens", tokens, minimum=0)
 

@@ -47,6 +47,10 @@ class Explanation:
       flat_table_bytes: memory of the flat table.
       two_level_table_bytes: memory of the two-level one.
       warnings: what experience asks to look at.
+
+    >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=4096)
+    >>> explain(config).warnings
+    []
     """
 
     layers: str
@@ -76,6 +80,10 @@ def explain(config: RopeConfig, *, layers: str = "all layers") -> Explanation:
     Args:
       config: of some layers of a model.
       layers: which, for people.
+
+    >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=4096)
+    >>> [round(length) for length in explain(config).wavelengths]
+    [6, 628]
     """
     made = config.frequencies
     inv_freq = made.inv_freq.astype(np.float64)
@@ -132,6 +140,10 @@ def explain_hf(
 
     Raises:
       ValueError, TypeError: what is refused, and why.
+
+    >>> config = {"head_dim": 4, "rope_theta": 1e4, "max_position_embeddings": 4096}
+    >>> [each.rope_type for each in explain_hf(config)]
+    ['default']
     """
     given = {
         "max_position_embeddings": max_position_embeddings,
@@ -178,7 +190,12 @@ def _set_fields(config: RopeConfig) -> dict[str, Any]:
 
 
 def to_text(explanation: Explanation) -> str:
-    """An explanation, for people."""
+    """An explanation, for people.
+
+    >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=4096)
+    >>> print(to_text(explain(config)).splitlines()[1])
+      type              default
+    """
     e = explanation
     megabytes = [size / 2**20 for size in (e.flat_table_bytes, e.two_level_table_bytes)]
     lines = [
@@ -255,6 +272,13 @@ def plot(explanations: list[Explanation], path: Path) -> None:
 
     Raises:
       ModuleNotFoundError: if matplotlib is not installed (the extra `bench`).
+
+    >>> import tempfile
+    >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=4096)
+    >>> path = Path(tempfile.mkdtemp()) / "wavelengths.svg"
+    >>> plot([explain(config)], path)
+    >>> path.stat().st_size > 0
+    True
     """
     from matplotlib.figure import Figure
 
@@ -278,7 +302,16 @@ def plot(explanations: list[Explanation], path: Path) -> None:
 
 
 def to_json(explanations: list[Explanation], temperatures: list[Any]) -> str:
-    """Explanations as one JSON object; wavelengths without end are null."""
+    """Explanations as one JSON object; wavelengths without end are null.
+
+    Args:
+      explanations: of a model's distinct configs.
+      temperatures: fields of each layer's query temperature, or None.
+
+    >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=4096)
+    >>> json.loads(to_json([explain(config)], []))["rope"][0]["rows"]
+    4096
+    """
     plain = [dataclasses.asdict(explanation) for explanation in explanations]
     for entry in plain:
         for key in ("wavelengths", "divided_by"):
@@ -299,6 +332,13 @@ def run(
 
     Raises:
       ValueError, TypeError: what is refused, and why.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "config.json"
+    >>> keys = {"head_dim": 4, "rope_theta": 1e4, "max_position_embeddings": 4096}
+    >>> _ = path.write_text(json.dumps(keys))
+    >>> run(path).splitlines()[0]
+    'all layers'
     """
     explanations = explain_hf(path, **given)
     if picture is not None and explanations:

@@ -100,7 +100,29 @@ def apply_rope_pos_ids(
     rope_scale: float | int = 1.0,
     rope_theta: float | int = 1e4,
 ) -> Pair:
-    """`apply_rope` with the position of every token, int32 [nnz]."""
+    """`apply_rope` with the position of every token.
+
+    Args:
+      q: queries of all requests end to end.
+      k: keys, likewise.
+      pos_ids: int32 [nnz], absolute; negative ones are padding.
+      rotary_dim: leading features rotated; None for all.
+      interleave: pairs are (2i, 2i + 1) if True, (i, i + rotary_dim / 2) if False.
+      rope_scale: what positions are divided by.
+      rope_theta: base of the geometric series.
+
+    Returns:
+      The rotated queries and keys.
+
+    Raises:
+      TypeError, ValueError: if shapes, types or widths do not fit.
+
+    >>> import jax.numpy as jnp
+    >>> q, k = apply_rope_pos_ids(jnp.ones((3, 2, 4)), jnp.ones((3, 1, 4)),
+    ...     jnp.array([0, 7, -1]))
+    >>> q.shape, k.shape
+    ((3, 2, 4), (3, 1, 4))
+    """
     _check_ragged(q, k)
     scaling = Default() if rope_scale == 1 else Linear(factor=rope_scale)
     config = _config(q.shape[-1], rotary_dim, interleave, rope_theta, scaling)
@@ -141,6 +163,12 @@ def apply_llama31_rope(
 
     Raises:
       TypeError, ValueError: if shapes, types or widths do not fit.
+
+    >>> import jax.numpy as jnp
+    >>> q, k = apply_llama31_rope(jnp.ones((3, 2, 4)), jnp.ones((3, 1, 4)),
+    ...     jnp.array([0, 1, 3]), jnp.array([0, 7]), rope_scale=32)
+    >>> q.shape, k.shape
+    ((3, 2, 4), (3, 1, 4))
     """
     _check_ragged(q, k)
     positions = positions_from_indptr(indptr, offsets, size=q.shape[0])
@@ -170,7 +198,32 @@ def apply_llama31_rope_pos_ids(
     high_freq_factor: float | int = 4.0,
     old_context_len: int = 8192,
 ) -> Pair:
-    """`apply_llama31_rope` with the position of every token, int32 [nnz]."""
+    """`apply_llama31_rope` with the position of every token.
+
+    Args:
+      q: queries of all requests end to end.
+      k: keys, likewise.
+      pos_ids: int32 [nnz], absolute; negative ones are padding.
+      rotary_dim: leading features rotated; None for all.
+      interleave: pairs are (2i, 2i + 1) if True, (i, i + rotary_dim / 2) if False.
+      rope_scale: what low frequencies are divided by.
+      rope_theta: base of the geometric series.
+      low_freq_factor: turns within the old context below which a frequency is low.
+      high_freq_factor: turns above which it is kept.
+      old_context_len: context length of pre-training, in positions.
+
+    Returns:
+      The rotated queries and keys.
+
+    Raises:
+      TypeError, ValueError: if shapes, types or widths do not fit.
+
+    >>> import jax.numpy as jnp
+    >>> q, k = apply_llama31_rope_pos_ids(jnp.ones((3, 2, 4)), jnp.ones((3, 1, 4)),
+    ...     jnp.array([0, 7, -1]))
+    >>> q.shape, k.shape
+    ((3, 2, 4), (3, 1, 4))
+    """
     _check_ragged(q, k)
     scaling = Llama3(
         factor=rope_scale,
@@ -208,6 +261,13 @@ def apply_rope_with_cos_sin_cache(
 
     Raises:
       TypeError, ValueError: if the table is not float32, or shapes do not fit.
+
+    >>> import jax.numpy as jnp
+    >>> cache = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> q, k = apply_rope_with_cos_sin_cache(jnp.array([0, 1]), jnp.ones((2, 2)),
+    ...     jnp.ones((2, 2)), 2, cache)
+    >>> q.tolist()
+    [[1.0, 1.0], [-1.0, 1.0]]
     """
     check_table(cos_sin_cache)
     rows, rotary_dim = cos_sin_cache.shape
@@ -277,9 +337,25 @@ def _in_place(function: Callable[_P, Pair]) -> Callable[_P, Pair]:
             given[name] = device_positions(given[name], name=name, **bound)
         return jitted(**given)
 
-    donating.__name__ = donating.__qualname__ = f"{function.__name__}_inplace"
-    donating.__doc__ = f"`{function.__name__}` that donates its queries and keys."
+    name = f"{function.__name__}_inplace"
+    donating.__name__ = donating.__qualname__ = name
+    donating.__doc__ = _in_place_doc(function, name)
     return donating
+
+
+def _in_place_doc(function: Callable[..., Pair], name: str) -> str:
+    """Says what differs, and takes the example over."""
+    example = (function.__doc__ or "").partition("    >>> ")[2]
+    own = example.replace(f"{function.__name__}(", f"{name}(")
+    return f"""`{function.__name__}` that donates its queries and keys.
+
+    Outside jit the arrays that are passed are gone afterwards: keep what is returned.
+    Arguments, shapes and result are those of `{function.__name__}`.
+
+    Raises:
+      TypeError, ValueError: as `{function.__name__}`.
+
+    >>> {own}"""
 
 
 apply_rope_inplace = _in_place(apply_rope)

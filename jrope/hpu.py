@@ -33,6 +33,15 @@ class StepRows:
     Args:
       configs: one a table.
       rows: cos and sin [*B, T, R/2] of each config.
+
+    Raises:
+      ValueError: from `of`, if a config was not prepared.
+
+    >>> import jax.numpy as jnp
+    >>> layers = [HpuRotaryEmbedding(8, 8, 64, base) for base in (1e4, 1e6, 1e4)]
+    >>> rows = prepare(layers, jnp.arange(4))
+    >>> len(rows.configs), rows.of(layers[0].rope.config)[0].shape
+    (2, (4, 4))
     """
 
     configs: tuple[RopeConfig, ...]
@@ -147,6 +156,13 @@ def prepare(layers: Iterable[HpuRotaryEmbedding], positions: ArrayLike) -> StepR
 
     Raises:
       TypeError, ValueError: if positions have other axes, or as `jrope.lookup` does.
+
+    >>> import jax.numpy as jnp
+    >>> layers = [HpuRotaryEmbedding(8, 8, 64) for _ in range(2)]
+    >>> rows = prepare(layers, jnp.arange(4))
+    >>> query, key = layers[1].rotate(rows, jnp.ones((4, 16)), jnp.ones((4, 8)))
+    >>> query.shape
+    (4, 16)
     """
     if np.ndim(positions) not in (1, 2):
         raise ValueError(

@@ -32,6 +32,14 @@ class RotaryEmbedding(RotaryMethods, nn.Module):
         ("clip").
       table: "flat", one row a position, or "two_level", which holds a million
         positions in about a megabyte at four times the error.
+
+    >>> import jax
+    >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=16)
+    >>> rope, heads = RotaryEmbedding(config), jnp.ones((4, 8, 2))
+    >>> variables = rope.init(jax.random.key(0), jnp.arange(4), heads, None)
+    >>> query, _ = rope.apply(variables, jnp.arange(4), heads, None)
+    >>> query.shape, list(variables)
+    ((4, 8, 2), ['rope_cache'])
     """
 
     config: RopeConfig
@@ -91,7 +99,13 @@ def rope_variables(
       `{"cos_sin_cache": array}`, float32, [P, R] for the flat kind.
 
     Raises:
-      ValueError: if the mesh has no such axis, or it does not divide the rows.
+      TypeError: if it is no config.
+      ValueError: if it is no table kind, or the mesh has no such axis, or it does not
+        divide the rows.
+
+    >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=16)
+    >>> rope_variables(config)["cos_sin_cache"].shape
+    (16, 2)
     """
     array = device_table(config, table)
     if mesh is not None:

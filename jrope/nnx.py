@@ -22,6 +22,11 @@ class RotaryCache(nnx.Variable):
     Leave it out of checkpoints with the filter `nnx.Not(RotaryCache)` and call
     `fill_tables` after a restore. Inside `nnx.vmap` over layers keep it unstacked with
     `nnx.StateAxes({RotaryCache: None, ...: 0})`.
+
+    >>> rope = RotaryEmbedding(RopeConfig(head_dim=2, rope_theta=1e4,
+    ...     max_position_embeddings=16))
+    >>> nnx.state(rope, nnx.Param), nnx.state(rope, RotaryCache)["cos_sin_cache"].shape
+    (State({}), (16, 2))
     """
 
 
@@ -44,6 +49,10 @@ class RotaryEmbedding(RotaryMethods, nnx.Module):
         ("clip").
       table: "flat", one row a position, or "two_level", which holds a million
         positions in about a megabyte at four times the error.
+
+    Raises:
+      TypeError, ValueError: if an option is none of its choices, or the config has no
+        table of that kind.
 
     >>> import jax.numpy as jnp
     >>> rope = RotaryEmbedding(RopeConfig(head_dim=2, rope_theta=1e4,
@@ -94,6 +103,12 @@ def fill_tables(model: nnx.Module) -> None:
 
     Raises:
       ValueError: if a table was stacked by `nnx.vmap`.
+
+    >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=16)
+    >>> rope = nnx.eval_shape(lambda: RotaryEmbedding(config))  # only shapes
+    >>> fill_tables(rope)
+    >>> rope.cos_sin_cache[...].shape
+    (16, 2)
     """
     made: dict[tuple[RopeConfig, TableName], Array] = {}
     for _, module in nnx.iter_graph(model):

@@ -70,6 +70,9 @@ def offsets_from_positions(
       int32 [requests], 0 for a request without tokens, and whether each request's
       positions count up one by one.
 
+    Raises:
+      ValueError: if positions are not [size].
+
     >>> offsets, holds = offsets_from_positions(jnp.array([0, 1, 5]),
     ...     jnp.array([4, 6, 7, 8, 9]))
     >>> offsets.tolist(), bool(holds)
@@ -102,6 +105,9 @@ def positions_from_mask(mask: ArrayLike) -> Int32[Array, "..."]:
     Returns:
       int32 [*B, T].
 
+    Raises:
+      ValueError: if the mask has no axis.
+
     >>> positions_from_mask(jnp.array([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist()
     [[-1, -1, 0, 1], [0, 1, 2, -1]]
     """
@@ -121,6 +127,9 @@ def positions_from_segment_ids(segment_ids: ArrayLike) -> Int32[Array, "..."]:
 
     Returns:
       int32 [*B, T], -1 for padding.
+
+    Raises:
+      ValueError: if the ids have no axis.
 
     >>> positions_from_segment_ids(jnp.array([1, 1, 1, 2, 2, 0])).tolist()
     [0, 1, 2, 0, 1, -1]

@@ -77,6 +77,9 @@ def register(platform: str, route: Route) -> None:
     Raises:
       TypeError: if it does not follow `Route`, or the platform is no name.
       ValueError: if the platform already has a route of that name.
+
+    >>> register("my_chip", FullWidthRoute(name="mine", kernel=definition))
+    >>> unregister("my_chip", "mine")
     """
     check_platform("platform", platform)
     _check_route(route)
@@ -120,6 +123,9 @@ def unregister(platform: str, name: str) -> None:
 
     Raises:
       TypeError, ValueError: if the platform has none of that name.
+
+    >>> register("my_chip", FullWidthRoute(name="mine", kernel=definition))
+    >>> unregister("my_chip", "mine")
     """
     check_platform("platform", platform)
     held = _registered(platform)
@@ -199,6 +205,11 @@ def lower_step(
 
     Raises:
       TypeError, ValueError: if a size is none, or `apply_rope` refuses the case.
+
+    >>> layout = RotaryLayout(head_dim=64, rotary_dim=64)
+    >>> lowered = lower_step("hpu", (2, 16, 8, 64), layout=layout)
+    >>> "jrope.apply_rope" in lowered.as_text()
+    True
     """
     check_platform("platform", platform)
     if len(shape) < 3:
@@ -239,6 +250,11 @@ def operations(
     """Counts of a program's operations: outside and inside its composites.
 
     A compiler that replaces the composites sees the first only.
+
+    >>> layout = RotaryLayout(head_dim=64, rotary_dim=64)
+    >>> outside, inside = operations(lower_step("hpu", (2, 16, 8, 64), layout=layout))
+    >>> outside["stablehlo.composite"], outside["stablehlo.gather"]
+    (2, 1)
     """
     module: Any = lowered.compiler_ir("stablehlo")
     outside, inside = collections.Counter(), collections.Counter()

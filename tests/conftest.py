@@ -9,6 +9,7 @@ import pytest
 jaxtyping.install_import_hook(
     [
         "jrope._ops",
+        "jrope._query_temperature",
         "jrope.fused._append",
         "jrope.fused._qk_norm",
         "jrope.fused._qkv",

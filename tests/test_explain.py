@@ -138,7 +138,6 @@ def test_query_temperatures_for_programs(tmp_path, capsys):
 
 
 def test_picture(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     config = SCALINGS["llama3"].examples["Llama-3.1-8B"]
     picture = tmp_path / "out.svg"
     assert explain(tmp_path, capsys, dict(config), "--plot", str(picture))[0] == 0

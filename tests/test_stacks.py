@@ -34,11 +34,16 @@ pytestmark = [pytest.mark.stacks, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.mark.parametrize(
-    "module", ["gemma.gm.math._positional_embeddings", "tunix.models.llama3.model"]
+    ("page", "module"),
+    [
+        ("migration.md", "gemma.gm.math._positional_embeddings"),
+        ("tour.md", "gemma.gm.math._positional_embeddings"),
+        ("migration.md", "tunix.models.llama3.model"),
+    ],
 )
-def test_the_swaps_of_the_documentation(module):
+def test_the_swaps_of_the_documentation(page, module):
     real(module)
-    page = Path(__file__).parents[1] / "docs" / "pages" / "migration.md"
+    page = Path(__file__).parents[1] / "docs" / "pages" / page
     swaps = re.findall(r"```py\n(.*?)```", page.read_text(), flags=re.DOTALL)
     (swap,) = (swap for swap in swaps if module.split(".")[0] in swap)
     check = f"""

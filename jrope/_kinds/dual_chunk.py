@@ -53,6 +53,15 @@ class DualChunkTable:
       cos_sin_cache: float32 [4c, R].
       max_position_embeddings: P.
       selected: the form that rows are of.
+
+    >>> from jrope import DualChunk, lookup
+    >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=64,
+    ...     dual_chunk=DualChunk(chunk_size=8, local_size=2))
+    >>> table = DualChunkTable.from_config(config)
+    >>> cos, _ = lookup(table, jnp.array([7]), layout=config.layout)
+    >>> far, _ = lookup(table.form("query_succ"), jnp.array([7]), layout=config.layout)
+    >>> cos.round(4).tolist(), far.round(4).tolist()
+    ([[0.5403000116348267]], [[0.7538999915122986]])
     """
 
     cos_sin_cache: Float32[Array, "rows R"]

@@ -33,6 +33,15 @@ class FopeTable:
       cos_coefficients: float32 [K, n, n] from the checkpoint; K = 1 for all heads.
       sin_coefficients: likewise.
       rotary_dim: R.
+
+    >>> from jrope import Fope, lookup
+    >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=8,
+    ...     fope=Fope(num_inv_freq=1))
+    >>> unmixed = jnp.ones((2, 1, 1))  # two key heads
+    >>> table = FopeTable.from_config(config, unmixed, unmixed)
+    >>> cos, sin = lookup(table, jnp.arange(3), layout=config.layout)
+    >>> cos.shape
+    (3, 2, 2)
     """
 
     cos_sin_cache: Float32[Array, "P waves"]

@@ -27,6 +27,15 @@ class StackedTable:
     Args:
       cos_sin_cache: float32 [sum of all P, R].
       starts: where each table begins, the values that `row_offset` may take.
+
+    >>> from jrope import lookup
+    >>> short, long = (RopeConfig(head_dim=2, rope_theta=theta,
+    ...     max_position_embeddings=4) for theta in (1e4, 1e6))
+    >>> table = stack_tables([short, long])
+    >>> offset = jnp.full(2, table.starts[1], jnp.int32)
+    >>> cos, _ = lookup(table, jnp.arange(2), layout=short.layout, row_offset=offset)
+    >>> table.starts, cos.shape
+    ((0, 4), (2, 1))
     """
 
     cos_sin_cache: Float32[Array, "rows R"]

@@ -26,6 +26,13 @@ class TwoLevelTable:
       cos_sin_cache: float32 [ceil(P / 1024) + 1024, R]: the coarse rows, then the fine
         ones, which alone carry the attention factor.
       max_position_embeddings: P.
+
+    >>> from jrope import lookup
+    >>> config = RopeConfig(head_dim=64, rope_theta=1e6, max_position_embeddings=2**20)
+    >>> table = TwoLevelTable.from_config(config)
+    >>> cos, sin = lookup(table, jnp.array([999_999]), layout=config.layout)
+    >>> table.cos_sin_cache.shape, cos.shape
+    ((2048, 64), (1, 32))
     """
 
     cos_sin_cache: Float32[Array, "rows R"]

@@ -22,6 +22,13 @@ class Rotation:
       is_multi_platform: whether the program is one for several platforms, as
         `jax.export` makes them.
       is_symbolic: whether it has dimension variables, in these shapes or in others.
+
+    >>> one = jax.ShapeDtypeStruct((2, 8, 4, 64), jnp.bfloat16)
+    >>> rows = jax.ShapeDtypeStruct((1, 8, 32), jnp.float32)
+    >>> rotation = Rotation(platform="hpu", xs=(one, one), rows=rows,
+    ...     is_neox_style=True, rotary_offset=0)
+    >>> rotation.tokens, str(rotation.dtype)
+    (16, 'bfloat16')
     """
 
     platform: str
@@ -44,7 +51,12 @@ class Rotation:
 
 
 class Route(Protocol):
-    """A way to run the rotation on some platform."""
+    """A way to run the rotation on some platform.
+
+    >>> from jrope.routes import COMPOSITE
+    >>> COMPOSITE.name, callable(COMPOSITE.declines), callable(COMPOSITE.run)
+    ('composite', True, True)
+    """
 
     @property
     def name(self) -> str:

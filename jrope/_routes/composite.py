@@ -30,7 +30,12 @@ Mode = Literal[0, 1]
 
 
 class Kernel(Protocol):
-    """A rotation of whole features by rows as wide as they are."""
+    """A rotation of whole features by rows as wide as they are.
+
+    >>> x, row = jnp.ones((1, 1, 1, 2)), jnp.ones((1, 1, 1, 2))
+    >>> definition(x, 0 * row, row, mode=BLOCKWISE).tolist()
+    [[[[-1.0, 1.0]]]]
+    """
 
     def __call__(
         self,
@@ -67,6 +72,13 @@ class FullWidthRoute:
       refuses: why the kernel does not take a case, or None where it does.
       narrow_rows: hand cos and sin over in x's dtype instead of float32. For engines
         that want all operands alike; rows lose the bits that 16-bit types lack.
+
+    Raises:
+      ValueError: while tracing, if the kernel returns another shape or dtype.
+
+    >>> route = FullWidthRoute(name="mine", kernel=definition)
+    >>> route.name, route.narrow_rows
+    ('mine', False)
     """
 
     name: str
@@ -137,7 +149,18 @@ def definition(
     *,
     mode: Mode,
 ) -> Float[Array, "*B T N R"]:
-    """The kernel that is the definition: float32 inside, one cast back."""
+    """The kernel that is the definition: float32 inside, one cast back.
+
+    Args:
+      x: [*B, T, N, R], rotated features only.
+      cos: float32 [*B, T, 1, R], both features of a pair alike.
+      sin: likewise.
+      mode: BLOCKWISE (0) or PAIRWISE (1).
+
+    >>> x = jnp.array([[[[3.0, 4.0]]]])
+    >>> definition(x, jnp.zeros((1, 1, 1, 2)), jnp.ones((1, 1, 1, 2)), mode=0).tolist()
+    [[[[-4.0, 3.0]]]]
+    """
     is_neox_style = mode == BLOCKWISE
     half = cos.shape[-1] // 2
     cos, sin = (

@@ -17,6 +17,12 @@ class RoPE(nnx.Module):
 
     Args:
       config: what to rotate, and how.
+
+    >>> import jax.numpy as jnp
+    >>> config = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=16)
+    >>> sin, cos = RoPE(config)(jnp.arange(3)[None])
+    >>> sin.shape
+    (1, 3, 4)
     """
 
     def __init__(self, config: RopeConfig):
@@ -39,6 +45,12 @@ def apply_rope(x: Float[Array, "B T N H"], sin: Row, cos: Row) -> Array:
 
     Raises:
       TypeError, ValueError: if shapes or types do not fit.
+
+    >>> import jax.numpy as jnp
+    >>> config = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=16)
+    >>> sin, cos = RoPE(config)(jnp.arange(3)[None])
+    >>> apply_rope(jnp.ones((1, 3, 2, 8)), sin, cos).shape
+    (1, 3, 2, 8)
     """
     head_dim = x.shape[-1]
     layout = RotaryLayout(head_dim=head_dim, rotary_dim=head_dim)

@@ -18,6 +18,13 @@ class RotaryEmbedding(nnx.Module):
 
     Args:
       config: what to rotate, and how.
+
+    >>> import jax.numpy as jnp
+    >>> config = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=16)
+    >>> query, key = RotaryEmbedding(config)(query=jnp.ones((1, 3, 2, 8)),
+    ...     key=jnp.ones((1, 3, 1, 8)), positions=jnp.arange(3)[None])
+    >>> query.shape, key.shape
+    ((1, 3, 2, 8), (1, 3, 1, 8))
     """
 
     def __init__(self, config: RopeConfig):

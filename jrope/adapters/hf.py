@@ -22,6 +22,11 @@ class RotaryEmbedding(nnx.Module):
 
     Args:
       config: what to rotate, and how.
+
+    >>> config = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=16)
+    >>> cos, sin = RotaryEmbedding(config)(None, jnp.arange(3)[None])
+    >>> cos.shape
+    (1, 3, 8)
     """
 
     def __init__(self, config: RopeConfig):
@@ -74,6 +79,13 @@ def apply_rotary_pos_emb(
 
     Raises:
       TypeError, ValueError: if shapes or types do not fit.
+
+    >>> config = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=16)
+    >>> cos, sin = RotaryEmbedding(config)(None, jnp.arange(3)[None])
+    >>> q, k = apply_rotary_pos_emb(jnp.ones((1, 2, 3, 8)), jnp.ones((1, 1, 3, 8)),
+    ...     cos, sin)
+    >>> q.shape, k.shape
+    ((1, 2, 3, 8), (1, 1, 3, 8))
     """
     del position_ids
     if unsqueeze_dim not in (1, 2):

@@ -22,6 +22,14 @@ class RotaryEmbedding(nnx.Module):
       config: what to rotate, and how.
       cast_as_fprop_dtype: whether the result is cast to `fprop_dtype`.
       fprop_dtype: the dtype of the result then.
+
+    Raises:
+      ValueError: at a call, if there are no positions, or shapes do not fit.
+
+    >>> config = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=16)
+    >>> out = RotaryEmbedding(config)(jnp.ones((1, 3, 2, 8)), jnp.arange(3)[None])
+    >>> out.shape, str(out.dtype)
+    ((1, 3, 2, 8), 'bfloat16')
     """
 
     def __init__(

@@ -23,6 +23,12 @@ class RotaryEmbedding(nnx.Module):
 
     Args:
       config: what to rotate, and how.
+
+    >>> config = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=16)
+    >>> query, key = RotaryEmbedding(config)(jnp.arange(3), jnp.ones((4, 16)),
+    ...     jnp.ones((4, 8)))
+    >>> query.shape, key.shape
+    ((4, 16), (4, 8))
     """
 
     def __init__(self, config: RopeConfig):
@@ -85,6 +91,11 @@ def get_rope(
 
     Raises:
       ValueError: if a key is unknown, or the scaling depends on the model's length.
+
+    >>> rotary_emb = get_rope(8, 8, 4096, 10_000)
+    >>> query, key = rotary_emb(jnp.arange(3), jnp.ones((3, 16)), jnp.ones((3, 8)))
+    >>> query.shape, key.shape
+    ((3, 16), (3, 8))
     """
     del max_position, dtype
     if dual_chunk_attention_config is not None:

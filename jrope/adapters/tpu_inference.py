@@ -47,6 +47,10 @@ def apply_rope(
 
     Raises:
       TypeError, ValueError: if shapes do not fit or a key is unknown.
+
+    >>> out = apply_rope(jnp.ones((3, 2, 16)), jnp.arange(3), head_dim=8)
+    >>> out.shape, float(out[..., 8:].max())
+    ((3, 2, 16), 0.0)
     """
     check_array("inputs", inputs)
     if rope_input_ordering not in ("split", "interleaved"):
@@ -75,6 +79,10 @@ class RotaryEmbedding(nnx.Module):
 
     Args:
       config: what to rotate, and how, in place of their constructors' arguments.
+
+    >>> config = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=16)
+    >>> RotaryEmbedding(config).apply_rope(jnp.arange(3), jnp.ones((3, 2, 8))).shape
+    (3, 2, 8)
     """
 
     def __init__(self, config: RopeConfig):

@@ -37,6 +37,10 @@ def apply_rope(
 
     Raises:
       TypeError, ValueError: if shapes do not fit or a key is unknown.
+
+    >>> import jax.numpy as jnp
+    >>> apply_rope(jnp.ones((1, 3, 2, 8)), jnp.arange(3)[None], 8).shape
+    (1, 3, 2, 8)
     """
     config = config_of(head_dim, rope_theta, rope_scaling)
     return turn(inputs, rows_of(positions, config, text_ndim=2), config)

@@ -190,6 +190,14 @@ def rope_append_kv(
 
     Raises:
       TypeError, ValueError: if operands do not fit, or the named kernel declines.
+
+    >>> layout = RotaryLayout(head_dim=2, rotary_dim=2)
+    >>> rows = jnp.zeros((1, 1)), jnp.ones((1, 1))  # a quarter turn
+    >>> caches = jnp.zeros((2, 1, 4, 1, 2))  # [pages, page_size, K, H] each
+    >>> query, keys, values = rope_append_kv(None, jnp.arange(6.0)[None], rows,
+    ...     jnp.array([3]), *caches, layout=layout, query_heads=1, key_heads=1)
+    >>> query.tolist(), keys[0, 3].tolist(), values[0, 3].tolist()
+    ([[[-1.0, 0.0]]], [[-3.0, 2.0]], [[4.0, 5.0]])
     """
     check_qkv(qkv, query_heads, key_heads, layout)
     if qkv.ndim != 2:

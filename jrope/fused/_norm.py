@@ -26,6 +26,9 @@ class QkNorm:
 
     Raises:
       TypeError, ValueError: if an option is none.
+
+    >>> QkNorm(epsilon=1e-6, unit_offset=True).order
+    'norm_rotate'
     """
 
     epsilon: float

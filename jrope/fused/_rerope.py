@@ -152,6 +152,15 @@ def rerope_cache(
 
     Raises:
       TypeError, ValueError: if operands do not fit, or the named kernel declines.
+
+    >>> from jrope import RopeConfig, compute_cos_sin_cache
+    >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=8)
+    >>> table = jnp.asarray(compute_cos_sin_cache(config))
+    >>> cache = jnp.ones((1, 4, 1, 2))  # [pages, page_size, K, H]
+    >>> (moved,) = rerope_cache(jnp.array([1, 2]), cache, table, jnp.array([0, -1]),
+    ...     layout=config.layout)
+    >>> moved[0, :2, 0].round(4).tolist()
+    [[-0.3012000024318695, 1.3817999362945557], [1.0, 1.0]]
     """
     pages = Pages(layout=cache_layout)
     pages.check("key_cache", key_cache, None, layout.head_dim)

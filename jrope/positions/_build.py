@@ -141,6 +141,12 @@ def plan_from_spans(
 
     Raises:
       PositionError: as in `plan`; input, if a span lies outside the prompt.
+
+    >>> from jrope.positions import spec
+    >>> made = plan_from_spans(spec("qwen2_vl"), 7, [(1, 2, 4)],
+    ...     image_grid_thw=[[1, 4, 4]])
+    >>> made.positions()[1].tolist()
+    [0, 1, 2, 2, 3, 3, 4]
     """
     if spec.canvas is not None:
         raise PositionError(

@@ -58,6 +58,13 @@ class PositionError(ValueError):
       kind: "image", "video" or "audio" where a medium is at fault.
       token: index of the token where the fault was seen.
       hint: words in place of the code's own.
+
+    >>> from jrope.positions import plan, spec
+    >>> try:
+    ...     plan(spec("qwen2_vl"), [151655], image_grid_thw=[[1, 4, 4]])
+    ... except PositionError as error:
+    ...     print(error.code, error.expected, error.got)
+    truncated 2 1
     """
 
     def __init__(

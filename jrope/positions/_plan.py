@@ -17,6 +17,15 @@ class PositionPlan:
 
     Holds a small table of segments, and nothing at all for a request of text only.
     Immutable, picklable, safe to use from several threads.
+
+    Raises:
+      PositionError: as `fill`.
+
+    >>> from jrope.positions import plan, spec
+    >>> made = plan(spec("qwen2_vl"), [7, 151652, *4 * [151655], 151653],
+    ...     image_grid_thw=[[1, 4, 4]])
+    >>> made.num_tokens, made.delta, made.positions(2, 4).tolist()
+    (7, -2, [[2, 2], [2, 2], [2, 3]])
     """
 
     __slots__ = ("_table", "num_tokens", "spec")

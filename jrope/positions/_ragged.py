@@ -50,6 +50,13 @@ def positions_from_indptr(
 def offsets_from_positions(indptr: ArrayLike, positions: ArrayLike) -> np.ndarray:
     """The inverse of `positions_from_indptr`; 0 for a request without tokens.
 
+    Args:
+      indptr: int [requests + 1], ascending from 0.
+      positions: int [tokens] or longer, one by one within each request.
+
+    Returns:
+      int32 [requests].
+
     Raises:
       PositionError: input, if a request's positions do not count up one by one.
 

@@ -62,6 +62,14 @@ class PositionSpec:
     Attributes:
       rule: the spec as the kernels read it: float64 [SIZE], read-only.
       shape_code: rows that positions must have, negative where they are fractional.
+
+    Raises:
+      ValueError: if a size, a name or an id is none.
+
+    >>> import dataclasses
+    >>> mine = dataclasses.replace(spec("qwen2_vl"), family="mine", image_token_id=5)
+    >>> mine.axes, mine.image_token_id
+    (3, 5)
     """
 
     family: str

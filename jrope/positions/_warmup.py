@@ -20,6 +20,8 @@ def warmup(dtypes: Sequence[DTypeLike] = (np.int32,)) -> None:
 
     Raises:
       PositionError: out_dtype.
+
+    >>> warmup()
     """
     for kind in dtypes:
         dtype = np.dtype(kind)

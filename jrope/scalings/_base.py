@@ -22,6 +22,11 @@ class Geometry:
       rotary_dim: features rotated, R.
       head_dim: features per head, H.
       max_position_embeddings: rows of the table, P.
+
+    >>> geometry = Geometry(rope_theta=1e4, rotary_dim=4, head_dim=8,
+    ...     max_position_embeddings=64)
+    >>> geometry.series().astype(float).tolist()
+    [1.0, 0.01]
     """
 
     rope_theta: float
@@ -44,6 +49,10 @@ class Frequencies:
       attention_factor: multiplies cos and sin.
       softmax_scale_factor: multiplies the attention's softmax scale; never in the
         table.
+
+    >>> made = Frequencies(inv_freq=np.array([1.0, 0.01]))
+    >>> made.attention_factor, made.softmax_scale_factor
+    (1.0, 1.0)
     """
 
     inv_freq: np.ndarray
@@ -67,6 +76,10 @@ class Scaling(abc.ABC):
       examples: the RoPE keys of real models' config.json, by model name.
       rotates_whole_head: whether R is always H, `partial_rotary_factor` being a key of
         the scaling itself.
+
+    >>> from jrope.scalings import Linear, SCALINGS
+    >>> SCALINGS["linear"] is Linear, isinstance(Linear(factor=2.0), Scaling)
+    (True, True)
     """
 
     rope_type: ClassVar[str]
@@ -121,7 +134,12 @@ def choice(default: Any) -> Any:
 
 
 def config_keys(scaling: type[Scaling]) -> dict[str, bool]:
-    """The keys of a config.json that a scaling takes: whether each is required."""
+    """The keys of a config.json that a scaling takes: whether each is required.
+
+    >>> from jrope.scalings import Llama3, Linear
+    >>> config_keys(Linear)
+    {'factor': True}
+    """
     return {
         field.name: field.default is dataclasses.MISSING
         for field in dataclasses.fields(scaling)
@@ -146,7 +164,18 @@ def geometric_inv_freq(rope_theta: np.longdouble | float, dim: int) -> np.ndarra
 
 
 def check_number(name: str, value: object, *, above: float = 0.0) -> None:
-    """Raises unless `value` is a finite real number greater than `above`."""
+    """Raises unless `value` is a finite real number greater than `above`.
+
+    Args:
+      name: of the number, for the message.
+      value: to check.
+      above: what it must exceed.
+
+    Raises:
+      TypeError, ValueError: if it is not.
+
+    >>> check_number("factor", 4.0)
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:

@@ -30,6 +30,15 @@ class Axial(Scaling):
 
     Source: transformers 5.24.0, `compute_axial_rope_parameters` of each model and
     `Llama4VisionRotaryEmbedding`.
+
+    Raises:
+      ValueError: if the order is unknown, or the width is no multiple of 4.
+
+    >>> from jrope import RopeConfig
+    >>> config = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=64,
+    ...     scaling=Axial(), axis_of_frequency=(0, 0, 1, 1))
+    >>> config.frequencies.inv_freq.astype(float).tolist()
+    [1.0, 0.01, 1.0, 0.01]
     """
 
     order: AxialOrder = choice("shared")

@@ -10,6 +10,11 @@ class Default(Scaling):
     """Unscaled frequencies, `theta ** (-2i / R)`.
 
     Source: Su et al. 2021, arXiv:2104.09864, section 3.3.
+
+    >>> from jrope import RopeConfig
+    >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=64)
+    >>> config.frequencies.inv_freq.astype(float).tolist()
+    [1.0, 0.01]
     """
 
     rope_type = "default"

@@ -44,6 +44,16 @@ class Dynamic(Scaling):
       base_rule: the user's choice of rule for `factor`.
       sequence_length: the length s of the by-length rule, in positions; None for any
         length up to L.
+
+    Raises:
+      TypeError, ValueError: if a number is none, or there is nothing to enlarge by.
+
+    >>> from jrope import RopeConfig
+    >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=64,
+    ...     scaling=Dynamic(factor=2.0, max_trained_positions=32))
+    >>> long = config.for_length(64).frequencies.inv_freq
+    >>> config.longest_request, long.astype(float).round(5).tolist()
+    (32, [1.0, 0.00333])
     """
 
     factor: float | None = None

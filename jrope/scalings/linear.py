@@ -14,6 +14,15 @@ class Linear(Scaling):
 
     Args:
       factor: how many times longer the context becomes.
+
+    Raises:
+      TypeError, ValueError: if the factor is no positive number.
+
+    >>> from jrope import RopeConfig
+    >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=64,
+    ...     scaling=Linear(factor=4.0))
+    >>> config.frequencies.inv_freq.astype(float).tolist()
+    [0.25, 0.0025]
     """
 
     factor: float

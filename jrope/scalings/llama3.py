@@ -31,6 +31,19 @@ class Llama3(Scaling):
       low_freq_factor: turns below which a frequency is divided by `factor`.
       high_freq_factor: turns above which a frequency is kept.
       original_max_position_embeddings: context length of pre-training, in positions.
+
+    Raises:
+      TypeError, ValueError: if a number is none, or the bands are swapped.
+
+    >>> from jrope import RopeConfig
+    >>> config = RopeConfig(head_dim=128, rope_theta=5e5,
+    ...     max_position_embeddings=131072,
+    ...     scaling=Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    ...         original_max_position_embeddings=8192))
+    >>> plain = RopeConfig(head_dim=128, rope_theta=5e5, max_position_embeddings=131072)
+    >>> slower = plain.frequencies.inv_freq / config.frequencies.inv_freq
+    >>> slower[[0, 30, 63]].astype(float).round(3).tolist()
+    [1.0, 1.553, 8.0]
     """
 
     factor: float

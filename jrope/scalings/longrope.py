@@ -42,6 +42,17 @@ class LongRope(Scaling):
       short_mscale: in its place, the amplitude of the short list.
       long_mscale: likewise of the long list.
       chosen: the list in use; the user's choice, or `for_length`'s.
+
+    Raises:
+      TypeError, ValueError: if a list is no tuple of numbers, or has the wrong length.
+
+    >>> from jrope import RopeConfig
+    >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=64,
+    ...     scaling=LongRope(short_factor=(1.0, 1.0), long_factor=(1.0, 4.0),
+    ...         original_max_position_embeddings=16))
+    >>> long = config.for_length(17).frequencies.inv_freq
+    >>> config.longest_request, long.astype(float).tolist()
+    (16, [1.0, 0.0025])
     """
 
     short_factor: tuple[float, ...]

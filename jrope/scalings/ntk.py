@@ -28,6 +28,15 @@ class Ntk(Scaling):
     Args:
       factor: how many times longer the context becomes.
       mixed_b: exponent of the mixed rule.
+
+    Raises:
+      TypeError, ValueError: if a number is none, or not positive.
+
+    >>> from jrope import RopeConfig
+    >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=64,
+    ...     scaling=Ntk(factor=4.0))
+    >>> config.frequencies.inv_freq.astype(float).round(5).tolist()
+    [0.5, 0.0025]
     """
 
     factor: float

@@ -26,6 +26,15 @@ class Proportional(Scaling):
     Args:
       partial_rotary_factor: the share of pairs that turn, in (0, 1].
       factor: what all frequencies are divided by.
+
+    Raises:
+      TypeError, ValueError: if the share is not in (0, 1], or the rotation is partial.
+
+    >>> from jrope import RopeConfig
+    >>> config = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=64,
+    ...     scaling=Proportional(partial_rotary_factor=0.5))
+    >>> config.frequencies.inv_freq.astype(float).round(5).tolist()
+    [1.0, 0.1, 0.0, 0.0]
     """
 
     partial_rotary_factor: float = 1.0

@@ -53,6 +53,18 @@ class Yarn(Scaling):
       mscale: weight of the amplitude.
       mscale_all_dim: weight of the amplitude that is divided out again.
       truncate: whether the ramp begins and ends at whole indices.
+
+    Raises:
+      TypeError, ValueError: if a number is none, or the ramp's ends are swapped.
+
+    >>> from jrope import RopeConfig
+    >>> config = RopeConfig(head_dim=128, rope_theta=1e6,
+    ...     max_position_embeddings=131072,
+    ...     scaling=Yarn(factor=4.0, original_max_position_embeddings=32768))
+    >>> plain = RopeConfig(head_dim=128, rope_theta=1e6, max_position_embeddings=131072)
+    >>> slower = plain.frequencies.inv_freq / config.frequencies.inv_freq
+    >>> slower[[0, 30, 63]].astype(float).round(3).tolist()
+    [1.0, 1.447, 4.0]
     """
 
     factor: float | None = None
@@ -200,6 +212,14 @@ class DeepseekYarn(Yarn):
 
     Source: DeepSeek-V3's `modeling_deepseek.py`; vLLM's
     `DeepseekScalingRotaryEmbedding`.
+
+    >>> from jrope import RopeConfig
+    >>> config = RopeConfig(head_dim=64, rope_theta=1e4, max_position_embeddings=163840,
+    ...     scaling=DeepseekYarn(factor=40.0, original_max_position_embeddings=4096,
+    ...         mscale=1.0, mscale_all_dim=1.0))
+    >>> made = config.frequencies
+    >>> made.attention_factor, round(made.softmax_scale_factor, 4)
+    (1.0, 1.8739)
     """
 
     rope_type = "deepseek_yarn"
@@ -239,6 +259,13 @@ class Telechat(Yarn):
     config says of it.
 
     Source: vLLM's `TeleChat3YarnRotaryEmbedding`.
+
+    >>> from jrope import RopeConfig
+    >>> config = RopeConfig(head_dim=128, rope_theta=1e6,
+    ...     max_position_embeddings=131072,
+    ...     scaling=Telechat(factor=4.0, original_max_position_embeddings=32768))
+    >>> round(config.frequencies.attention_factor, 4)
+    1.097
     """
 
     rope_type = "telechat3-yarn"

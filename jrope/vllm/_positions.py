@@ -29,7 +29,14 @@ def get_input_positions(
     audio_feature_lengths: ArrayLike | None = None,
     use_audio_in_video: bool = False,
 ) -> tuple[list[list[int]], int]:
-    """`get_input_positions_tensor` with positions as lists."""
+    """`get_input_positions_tensor` with positions as lists.
+
+    Raises:
+      PositionError: as `get_input_positions_tensor`.
+
+    >>> get_input_positions([7, 8, 9], {"model_type": "qwen2_vl"}, [], [])
+    ([[0, 1, 2], [0, 1, 2], [0, 1, 2]], 0)
+    """
     positions, delta = get_input_positions_tensor(
         input_tokens,
         hf_config,
@@ -100,6 +107,14 @@ def get_next_input_positions(
 ) -> list[list[int]]:
     """Positions of decoded tokens, from index `context_len` to `seq_len`.
 
+    Args:
+      mrope_position_delta: of the request.
+      context_len: index of the first token.
+      seq_len: index after the last.
+
+    Returns:
+      Three equal lists, as vLLM's.
+
     >>> get_next_input_positions(-2, 7, 9)
     [[5, 6], [5, 6], [5, 6]]
     """
@@ -128,6 +143,11 @@ def get_next_input_positions_tensor(
     Raises:
       PositionError: out_shape, out_dtype; nothing is written then. vLLM writes what
         fits.
+
+    >>> out = np.zeros((3, 4), np.int32)
+    >>> get_next_input_positions_tensor(out, 1, -2, 7, 2)
+    >>> out[0].tolist()
+    [0, 5, 6, 0]
     """
     start = operator.index(mrope_position_delta) + operator.index(context_len)
     rows = out.shape[0] if isinstance(out, np.ndarray) and out.ndim == 2 else 3

@@ -32,6 +32,15 @@ class ServingRotaryEmbedding(RotaryEmbedding):
     Positions on the host are checked against the table's end, those on the device read
     its last row past it: a NaN on a cache's shared page could reach other requests. A
     model with M-RoPE takes the positions of text as well, [T], one for all axes.
+
+    Raises:
+      ValueError: at a call, if a position on the host is past the table.
+
+    >>> config = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=16)
+    >>> rope = ServingRotaryEmbedding(config, out_of_range="clip")
+    >>> query, _ = rope(jnp.arange(3), jnp.ones((3, 16)), None)
+    >>> query.shape
+    (3, 16)
     """
 
     def rows(
@@ -223,6 +232,12 @@ def batched_rotary_embedding(
 
     Raises:
       TypeError, ValueError: as `rotary_embedding`, and where `rot_dim` is another.
+
+    >>> tables = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [-1.0, 0.0]])
+    >>> query, _ = batched_rotary_embedding(jnp.array([1, 1]), jnp.ones((2, 2)), None,
+    ...     2, tables, True, 2, jnp.array([0, 2]))
+    >>> query.tolist()
+    [[-1.0, 1.0], [-1.0, -1.0]]
     """
     layout = _layout(head_size, cos_sin_cache, is_neox, 0)
     if rot_dim != layout.rotary_dim:

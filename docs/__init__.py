@@ -1,0 +1,1 @@
+"""How the documentation is made; its text is in pages/."""

@@ -1,0 +1,316 @@
+"""The page of benchmarks, made from the files in benchmarks/results.
+
+Every file gets a section. What a section says and how its table looks is a row of
+`SECTIONS`; a file without one is shown as it is, number by number.
+"""
+
+import dataclasses
+import fnmatch
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Results = Mapping[str, Any]
+
+_HEAD = """# Benchmarks
+
+This page is made from the files in `benchmarks/results` when the site is built: no
+number is written by hand. Under each table stands the command that makes its file
+again, and the machine on which it ran.
+
+Ratios compare what ran in turn within one program, so they travel between machines;
+microseconds do not. How each is measured stands in `benchmarks/README.md`.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """What the page says of results files of one kind.
+
+    Args:
+      files: pattern of their names, without the ending.
+      title: of the section.
+      says: what was asked, and how to read the table.
+      command: makes such a file; `{file}` stands for its path.
+      table: makes the table.
+    """
+
+    files: str
+    title: str
+    says: str
+    command: str
+    table: Callable[[Results], str]
+
+
+def make_page(folder: Path) -> str:
+    """The page, in Markdown.
+
+    Args:
+      folder: with the results files.
+
+    Raises:
+      ValueError: if a file is not what its section expects.
+    """
+    return "\n".join([_HEAD, *map(_section, sorted(folder.glob("*.json")))])
+
+
+def _section(path: Path) -> str:
+    results = json.loads(path.read_text(encoding="utf-8"))
+    section = next(
+        (each for each in SECTIONS if fnmatch.fnmatch(path.stem, each.files)), None
+    )
+    if section is None:
+        section = _unknown(path.stem)
+    try:
+        table = section.table(results)
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path.name} must have what the section {section.title!r} shows, got "
+            f"{error!r}; was the benchmark changed and docs/benchmark_page.py not?"
+        ) from error
+    command = section.command.format(file=f"benchmarks/results/{path.name}")
+    title = section.title.format(jax=_versions(results).get("jax", ""))
+    return "\n".join(
+        [
+            f"## {title}",
+            f"\n{section.says}\n",
+            table,
+            f"\n```sh\n{command}\n```",
+            f"\n{_stamp(results)}\n",
+        ]
+    )
+
+
+def _unknown(stem: str) -> Section:
+    return Section(
+        files=stem,
+        title=stem.replace("_", " ").capitalize(),
+        says="No section of its own yet: the numbers as they are in the file.",
+        command=f"python -m benchmarks.bench_{stem} --json > {{file}}",
+        table=plain_tables,
+    )
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table; numbers are aligned to the right by their heads' colon."""
+    found = [[_text(cell) for cell in row] for row in rows]
+    rule = [
+        "---:" if all(_is_number(row[i]) for row in found) else "---"
+        for i in range(len(heads))
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, rule, *found])
+
+
+def plain_tables(results: Results) -> str:
+    """Whatever is in a file: single numbers, then a table for each list of rows."""
+    single = {k: v for k, v in results.items() if _is_plain(v)}
+    parts = []
+    if single:
+        parts.append(markdown_table(["", "value"], single.items()))
+    for key, value in results.items():
+        if key != "stamp" and not _is_plain(value):
+            title = key.replace("_", " ")
+            parts += [f"**{title}**", _plain_rows(value)]
+    return "\n\n".join(parts)
+
+
+def _plain_rows(value: Any) -> str:
+    """A table of a list of objects, or of one object."""
+    if isinstance(value, Mapping):
+        return markdown_table(["", "value"], _flat(value).items())
+    rows = [_flat(row) if isinstance(row, Mapping) else {"": row} for row in value]
+    heads = list(dict.fromkeys(key for row in rows for key in row))
+    return markdown_table(heads, [[row.get(key, "") for key in heads] for row in rows])
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """An object's numbers and words, those of objects within by joined names."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        name = f"{prefix}{key}".replace("_", " ")
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{name}: ")
+        else:
+            found[name] = ", ".join(map(_text, value)) if _is_list(value) else value
+    return found
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_plain(value: object) -> bool:
+    return not isinstance(value, list | tuple | Mapping)
+
+
+def _text(cell: object) -> str:
+    if isinstance(cell, bool) or cell is None:
+        return {True: "yes", False: "no", None: ""}[cell]
+    if isinstance(cell, float):
+        return f"{cell:,.4g}" if abs(cell) < 1e4 else f"{cell:,.0f}"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell).replace("|", "\\|")
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(",", "").replace(".", "").removesuffix("x").isdigit()
+
+
+def _versions(results: Results) -> Mapping[str, str]:
+    return results.get("stamp", {}).get("versions", {})
+
+
+def _stamp(results: Results) -> str:
+    """One line on the machine; a file without a stamp says so."""
+    if "stamp" not in results:
+        return "*No stamp: the machine is not known.*"
+    stamp = results["stamp"]
+    versions = ", ".join(
+        f"{name} {number}" for name, number in _versions(results).items()
+    )
+    return (
+        f"*{stamp['cpu']}, {stamp['cores']} of its cores, load {stamp['load']:.1f} "
+        f"when it began; {versions}.*"
+    )
+
+
+def _forms(results: Results) -> str:
+    rows = [
+        [
+            cell["tokens"],
+            cell["dtype"],
+            "NeoX" if cell["is_neox_style"] else "GPT-J",
+            "half" if cell["partial"] else "whole",
+            f"`{cell['chosen']}`",
+            cell["cost"][cell["chosen"]],
+            f"`{min(cell['cost'], key=cell['cost'].__getitem__)}`",
+            max(cell["cost"].values()),
+        ]
+        for cell in results["cells"]
+    ]
+    heads = [
+        "T",
+        "dtype",
+        "pairing",
+        "rotated",
+        "chosen",
+        "its cost",
+        "best",
+        "worst cost",
+    ]
+    return markdown_table(heads, rows)
+
+
+def _positions(results: Results) -> str:
+    heads = [
+        "prompt",
+        "tokens",
+        "call, us",
+        "vLLM's rule over it",
+        "transformers over it",
+    ]
+    heads += ["prepared plan over a plain fill"]
+    calls = [
+        [
+            case["name"],
+            case["tokens"],
+            case["times"]["call"]["median_us"],
+            f"{case['call_over_vllm_rule']:.1f}x",
+            f"{case['call_over_transformers']:.0f}x"
+            if "call_over_transformers" in case
+            else "",
+            f"{case['engine_over_floor']:.2f}x",
+        ]
+        for case in results["cases"]
+    ]
+    steps = [
+        [
+            step["requests"],
+            step["kind"],
+            step["times"]["step"]["median_us"],
+            f"{step['step_over_loop']:.0f}x",
+        ]
+        for step in results["steps"]
+    ]
+    step_heads = ["requests", "kind", "step, us", "a loop of requests over it"]
+    return f"{markdown_table(heads, calls)}\n\n{markdown_table(step_heads, steps)}"
+
+
+def _rope(results: Results) -> str:
+    heads = [
+        "jax",
+        "T",
+        "dtype",
+        "pairing",
+        "mode",
+        "us",
+        "over best form",
+        "best form",
+    ]
+    heads += ["over floor", "fastest peer", "slowest peer"]
+    rows = []
+    for cell in results["cells"]:
+        peers = sorted(cell["peers"].items(), key=lambda pair: pair[1])
+        ends = [f"{name} {ratio:.3g}x" for name, ratio in (peers[0], peers[-1])]
+        rows.append(
+            [cell[key] for key in ("jax", "tokens", "dtype", "pairing", "mode")]
+            + [cell["median_us"]["jrope"], f"{cell['over_best_form']:.2f}x"]
+            + [f"`{cell['best_form']}`", f"{cell['over_copy']:.2f}x", *ends]
+        )
+    return markdown_table(heads, rows)
+
+
+SECTIONS = (
+    Section(
+        files="rope",
+        title="The rotation beside other projects",
+        says="A whole step, from positions to turned heads, for 32 query and 8 key "
+        "heads of 128 features. *mode*: one call, or inside one program over "
+        "advancing positions, as a server runs it. Every candidate's values are "
+        "checked before it is timed. A peer's number is its time over jrope's.",
+        command="python -m benchmarks.bench_rope --json > {file}",
+        table=_rope,
+    ),
+    Section(
+        files="forms*",
+        title="Ways to write the rotation, jax {jax}",
+        says="Which formulation XLA:CPU runs fastest. *cost*: the time over that of "
+        "the best form, for a call and a step in a loop together (geometric "
+        "mean); *chosen* is what `jrope.rotate` uses there.",
+        command="python -m benchmarks.bench_forms --json > {file}",
+        table=_forms,
+    ),
+    Section(
+        files="positions",
+        title="Positions on the host",
+        says="A call plans a prompt, checks it and writes its positions. *vLLM's "
+        "rule* is its Python, written again; *transformers* its own "
+        "`get_rope_index`. A step fills the positions of a whole batch.",
+        command="python -m benchmarks.bench_positions --json > {file}",
+        table=_positions,
+    ),
+    Section(
+        files="recompile",
+        title="What compiles again",
+        says="Programs compiled while the context grows, with jrope and with forms "
+        "that cut their table to its length.",
+        command="python -m benchmarks.bench_recompile --json > {file}",
+        table=plain_tables,
+    ),
+    Section(
+        files="decode_step",
+        title="A decode step, host and device",
+        says="From the positions of all requests to a step of a twelve-layer "
+        "attention stack.",
+        command="python -m benchmarks.bench_decode_step --json > {file}",
+        table=plain_tables,
+    ),
+    Section(
+        files="train",
+        title="A training step",
+        says="Time of a step, and bytes kept for the backward pass, of a "
+        "twelve-layer attention stack with jrope and with other forms.",
+        command="python -m benchmarks.bench_train --json > {file}",
+        table=plain_tables,
+    ),
+)
