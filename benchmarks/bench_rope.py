@@ -43,6 +43,10 @@ from jrope import apply_rope, compute_cos_sin_cache, lookup
 from jrope._routes._forms import FORMS, Form
 
 OURS = "jrope"
+# What is asked of ours: its median over that of the best form, and over a copy's at
+# many tokens by is_neox_style, where some form reaches that.
+BEST_GOAL = 1.05
+COPY_GOALS = {True: 1.2, False: 1.5}
 MODES = ("call", "loop")
 DTYPES = ("float32", "bfloat16")
 # Frequencies without scaling, which is what all peers have.
@@ -242,6 +246,13 @@ def result(
     best = min({**forms, **peers}, key={**forms, **peers}.__getitem__)
     floor = FLOORS[0] if mode == "call" else FLOORS[1]
     times = {**first, **close}
+    goals = misses(
+        over_best=1 / min(1.0, *forms.values(), *peers.values()),
+        over_copy=1 / over(floor) if cell.tokens > 256 and mode == "call" else None,
+        best_over_copy=over(best) / over(floor),
+        peers=peers,
+        is_neox_style=cell.is_neox_style,
+    )
     return {
         "jax": jax.__version__,
         "tokens": cell.tokens,
@@ -254,6 +265,7 @@ def result(
         "over_copy": _round(1 / over(floor)),
         "copy_is": floor,
         "best_over_copy": _round(over(best) / over(floor)),
+        "misses": goals,
         "peers": {name: _round(ratio) for name, ratio in peers.items()},
         "forms": {name[6:]: _round(ratio) for name, ratio in forms.items()},
         "median_us": {
@@ -261,6 +273,32 @@ def result(
         },
         "min_us": {name: times[names[name]].as_json()["min_us"] for name in names},
     }
+
+
+def misses(
+    *,
+    over_best: float,
+    over_copy: float | None,
+    best_over_copy: float,
+    peers: dict[str, float],
+    is_neox_style: bool,
+) -> list[str]:
+    """The goals that a cell misses, in words.
+
+    Args:
+      over_best: ours over the best form of all, peers' included.
+      over_copy: ours over a copy, at many tokens in one call; None elsewhere.
+      best_over_copy: the best form over a copy, which bounds what can be asked.
+      peers: how many times as long as ours each takes.
+      is_neox_style: the pairing.
+    """
+    found = []
+    if over_best > BEST_GOAL:
+        found.append(f"over_best_form > {BEST_GOAL}")
+    goal = COPY_GOALS[is_neox_style]
+    if over_copy is not None and over_copy > goal >= best_over_copy:
+        found.append(f"over_copy > {goal}")
+    return found + [f"faster: {name}" for name, ratio in peers.items() if ratio < 1]
 
 
 def _round(ratio: float) -> float:
@@ -279,7 +317,7 @@ def _print(row: dict[str, Any]) -> None:
     print(
         f"\nT={' '.join(where)}: {row['median_us'][OURS]:.4g} us; over best form "
         f"{row['over_best_form']} ({row['best_form']}), over {row['copy_is']} "
-        f"{row['over_copy']}"
+        f"{row['over_copy']}; misses: {', '.join(row['misses']) or 'none'}"
     )
     for kind in ("peers", "forms"):
         ratios = sorted(row[kind].items(), key=lambda pair: pair[1])
