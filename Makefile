@@ -64,7 +64,7 @@ notebooks: $(VENV)/.have-notebooks
 	$(BIN)/python notebooks/run.py $(ARGS)
 
 bench: $(VENV)/.have-bench
-	$(BIN)/python -m benchmarks.bench_forms $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(VENV)/.have-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml

@@ -20,60 +20,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array
 
+from benchmarks.rope_cases import (
+    FLOORS,
+    MODEL,
+    ROWS,
+    TOKENS,
+    Cell,
+    Step,
+    copy,
+    loop_of,
+    multiply,
+    operands,
+)
 from benchmarks.timing import Plan, Stamp, Timing, measure, stamp
-from benchmarks.workloads import WORKLOADS
-from jrope import RopeConfig, compute_cos_sin_cache, lookup
+from jrope import compute_cos_sin_cache, lookup
 from jrope._routes._forms import FORMS, Form
 from jrope._routes._route import Rotation
 from jrope._routes.xla import choose_form
 
 DTYPES = ("float32", "bfloat16", "float16")
-TOKENS = (1, 256, 8192)
-FLOORS = ("floor: copy", "floor: x*c")
-_MODEL = WORKLOADS["llama3.1-8b"]
-# Steps in one loop: enough to hide the dispatch of the call, few enough to wait for.
-_LOOP_STEPS = ((1, 400), (64, 40), (256, 8), (8192, 2))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One case to decide: what the table of choices may depend on.
-
-    Args:
-      dtype: of queries and keys, by name.
-      is_neox_style: the pairing.
-      partial: rotate the first half of each head only.
-      tokens: T.
-    """
-
-    dtype: str
-    is_neox_style: bool
-    partial: bool
-    tokens: int
-
-    def __str__(self) -> str:
-        """The cell in a few words."""
-        pairing = "neox" if self.is_neox_style else "gptj"
-        width = "partial" if self.partial else "full"
-        return f"{self.dtype} {pairing} {width} T={self.tokens}"
-
-    @property
-    def config(self) -> RopeConfig:
-        """The model's rotation, in this pairing and width."""
-        head_dim = _MODEL.config.head_dim
-        return dataclasses.replace(
-            _MODEL.config,
-            is_neox_style=self.is_neox_style,
-            rotary_dim=head_dim // 2 if self.partial else head_dim,
-        )
-
-    @property
-    def steps(self) -> int:
-        """Steps of the loop."""
-        return next(steps for most, steps in _LOOP_STEPS if self.tokens <= most)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,53 +86,36 @@ class Result:
         }
 
 
-Step = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
-
-
 def run_cell(cell: Cell, plan: Plan) -> Result:
     """Checks and times every form in one cell."""
-    operands = _operands(cell)
+    query, key, positions = operands(cell)
+    config = dataclasses.replace(cell.config, max_position_embeddings=ROWS)
+    table = jnp.asarray(compute_cos_sin_cache(config))
+    given = (query, key, table, positions)
     steps: dict[str, Step] = {
         name: functools.partial(_step, form, cell) for name, form in FORMS.items()
     }
     calls = {name: jax.jit(step) for name, step in steps.items()}
-    _check(calls, operands)
-    floors: tuple[Step, Step] = (_copy, _multiply)
+    _check(calls, given)
+    floors: tuple[Step, Step] = (copy, multiply)
     steps |= dict(zip(FLOORS, floors, strict=True))
     calls |= {name: jax.jit(steps[name]) for name in FLOORS}
-    loops = {name: jax.jit(_loop_of(step, cell.steps)) for name, step in steps.items()}
+    loops = {name: jax.jit(loop_of(step)) for name, step in steps.items()}
     # A copy inside a loop is removed by the compiler: there the floor is a product.
     del loops[FLOORS[0]]
 
-    def bound(functions: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    def bound(functions: dict[str, Any], *more: int) -> dict[str, Callable[[], Any]]:
         return {
-            name: functools.partial(function, *operands)
+            name: functools.partial(function, *given, *more)
             for name, function in functions.items()
         }
 
     return Result(
         cell=cell,
-        chosen=_chosen(cell, operands),
+        chosen=chosen_form(cell),
         call=measure(bound(calls), plan=plan),
-        loop=measure(bound(loops), plan=plan, work=cell.steps),
+        loop=measure(bound(loops, cell.steps), plan=plan, work=cell.steps),
     )
-
-
-def _operands(cell: Cell) -> tuple[Array, Array, Array, Array]:
-    """Queries, keys, the table and positions that leave room for the loop's steps."""
-    rng = np.random.default_rng(0)
-    head_dim = cell.config.head_dim
-    query, key = (
-        jnp.asarray(
-            rng.standard_normal((cell.tokens, heads, head_dim), np.float32), cell.dtype
-        )
-        for heads in (_MODEL.query_heads, _MODEL.key_heads)
-    )
-    # A short table: the lookup must not be what is measured.
-    config = dataclasses.replace(cell.config, max_position_embeddings=16_384)
-    positions = rng.integers(0, 16_384 - cell.steps, cell.tokens, np.int32)
-    table = jnp.asarray(compute_cos_sin_cache(config))
-    return query, key, table, jnp.asarray(positions)
 
 
 def _step(
@@ -179,50 +129,23 @@ def _step(
     return turn(query, cos, sin), turn(key, cos, sin)
 
 
-def _copy(
-    query: Array, key: Array, table: Array, positions: Array
-) -> tuple[Array, Array]:
-    del table, positions
-    return jnp.copy(query), jnp.copy(key)
-
-
-def _multiply(
-    query: Array, key: Array, table: Array, positions: Array
-) -> tuple[Array, Array]:
-    del table
-    # Depends on the step, so that a loop cannot fold its products; never overflows.
-    factor = 1 / (1 + positions[0].astype(jnp.float32) * 1e-6)
-    scaled = [x.astype(jnp.float32) * factor for x in (query, key)]
-    return scaled[0].astype(query.dtype), scaled[1].astype(key.dtype)
-
-
-def _loop_of(step: Step, steps: int) -> Step:
-    def run(
-        query: Array, key: Array, table: Array, positions: Array
-    ) -> tuple[Array, Array]:
-        def body(i: Array, heads: tuple[Array, Array]) -> tuple[Array, Array]:
-            return step(*heads, table, positions + i)
-
-        return lax.fori_loop(0, steps, body, (query, key))
-
-    return run
-
-
-def _check(calls: dict[str, Any], operands: tuple[Array, ...]) -> None:
+def _check(calls: dict[str, Any], given: tuple[Array, ...]) -> None:
     """Raises unless every form gives the bits of the definition."""
-    wanted = calls["concat"](*operands)
+    wanted = calls["concat"](*given)
     for name, call in calls.items():
-        for got, want in zip(call(*operands), wanted, strict=True):
+        for got, want in zip(call(*given), wanted, strict=True):
             if np.asarray(got).tobytes() != np.asarray(want).tobytes():
                 raise AssertionError(f"form {name!r} differs from the definition")
 
 
-def _chosen(cell: Cell, operands: tuple[Array, ...]) -> str:
-    query = operands[0]
+def chosen_form(cell: Cell) -> str:
+    """The form that the XLA route uses in a cell, on this JAX and platform."""
+    head_dim = cell.config.head_dim
+    query = jax.ShapeDtypeStruct((cell.tokens, MODEL.query_heads, head_dim), cell.dtype)
     half = cell.config.layout.rotary_dim // 2
     rotation = Rotation(
         platform=jax.default_backend(),
-        xs=(jax.ShapeDtypeStruct(query.shape, query.dtype),),
+        xs=(query,),
         rows=jax.ShapeDtypeStruct((cell.tokens, half), jnp.float32),
         is_neox_style=cell.is_neox_style,
         rotary_offset=0,
