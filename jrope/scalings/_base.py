@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from jrope._show import show
+
 # In extended precision: np.pi is rounded to float64.
 TWO_PI = np.longdouble("6.28318530717958647692528676655900577")
 
@@ -148,7 +150,7 @@ def geometric_inv_freq(rope_theta: np.longdouble | float, dim: int) -> np.ndarra
 def check_number(name: str, value: object, *, above: float = 0.0) -> None:
     """Raises unless `value` is a finite real number greater than `above`."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {show(value)}")
     try:
         number = float(value)
     except OverflowError:
