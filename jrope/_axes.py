@@ -7,7 +7,8 @@ One function an order. Adding one: write it, give its source, add its row to
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
-from jrope._layout import check_int
+from jrope._layout import MAX_HEAD_DIM, check_int
+from jrope._show import show
 
 AxisMap = tuple[int, ...]
 AxisOrder = Literal["chunked", "interleaved", "round_robin", "balanced", "ernie"]
@@ -48,7 +49,7 @@ def interleaved_axes(section: Sequence[int]) -> AxisMap:
     if counts != tuple(section):
         raise ValueError(
             f"mrope_section must have its largest entry first where mrope_interleaved "
-            f"is true, got {tuple(section)}, which would become {counts}; GLM's "
+            f"is true, got {show(tuple(section))}, which would become {counts}; GLM's "
             f"sections need the order 'round_robin'"
         )
     return axes
@@ -120,8 +121,8 @@ def ernie_axes(section: Sequence[int]) -> AxisMap:
     if height != width:
         raise ValueError(
             f"mrope_section must have as many frequencies for height as for width in "
-            f"ERNIE's order (height, width, time), got {tuple(section)}; is it in "
-            f"another model's order?"
+            f"ERNIE's order (height, width, time), got "
+            f"{show(tuple(section))}; is it in another model's order?"
         )
     return (1, 2) * height + (0,) * time
 
@@ -153,19 +154,21 @@ def mrope_axes(
     >>> mrope_axes((2, 1, 1), rotary_dim=8, order="interleaved")
     (0, 1, 2, 0)
     """
-    if order not in AXIS_ORDERS:
-        raise ValueError(f"order must be one of {get_args(AxisOrder)}, got {order!r}")
-    check_int("rotary_dim", rotary_dim, minimum=2)
+    if not isinstance(order, str) or order not in AXIS_ORDERS:
+        raise ValueError(
+            f"order must be one of {get_args(AxisOrder)}, got {show(order)}"
+        )
+    check_int("rotary_dim", rotary_dim, minimum=2, maximum=MAX_HEAD_DIM)
     if not isinstance(section, list | tuple):
-        raise TypeError(f"mrope_section must be a list of ints, got {section!r}")
+        raise TypeError(f"mrope_section must be a list of ints, got {show(section)}")
     for count in section:
         # An axis without a frequency would be missing from the layout's positions.
         check_int("every entry of mrope_section", count, minimum=1)
     if 2 * sum(section) != rotary_dim:
         raise ValueError(
             f"mrope_section must sum to rotary_dim // 2 = {rotary_dim // 2}, got "
-            f"{tuple(section)} (sum {sum(section)}); is rotary_dim={rotary_dim} the "
-            f"partial rotary dim?"
+            f"{show(tuple(section))} (sum {show(sum(section))}); is "
+            f"rotary_dim={rotary_dim} the partial rotary dim?"
         )
     return AXIS_ORDERS[order](section)
 
@@ -174,5 +177,6 @@ def _check_axes(where: str, section: Sequence[int], allowed: tuple[int, ...]) ->
     if len(section) not in allowed:
         counts = " or ".join(map(str, allowed))
         raise ValueError(
-            f"mrope_section must have {counts} entries {where}, got {tuple(section)}"
+            f"mrope_section must have {counts} entries {where}, got "
+            f"{show(tuple(section))}"
         )

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from jrope._layout import RotaryLayout, check_int
+from jrope._show import show
 from jrope.scalings import Default, Frequencies, Geometry, Scaling, check_number
 
 AngleDtype = Literal["float64", "float32"]
@@ -72,7 +73,7 @@ class Fope:
             check_int("num_inv_freq", self.num_inv_freq, minimum=1)
         if not isinstance(self.separate_heads, bool):
             raise TypeError(
-                f"fope_sep_head must be a bool, got {self.separate_heads!r}"
+                f"fope_sep_head must be a bool, got {show(self.separate_heads)}"
             )
 
 
@@ -130,18 +131,23 @@ class RopeConfig:
         if self.max_position_embeddings > 2**31 - 1:
             raise ValueError(
                 f"max_position_embeddings must fit int32 positions, got "
-                f"{self.max_position_embeddings}"
+                f"{show(self.max_position_embeddings)}"
             )
         if not isinstance(self.scaling, Scaling):
-            raise TypeError(f"scaling must be a jrope Scaling, got {self.scaling!r}")
+            raise TypeError(
+                f"scaling must be a jrope Scaling, got {show(self.scaling)}"
+            )
         if self.angle_dtype not in ("float64", "float32"):
             raise ValueError(
-                f"angle_dtype must be 'float64' or 'float32', got {self.angle_dtype!r}"
+                f"angle_dtype must be 'float64' or 'float32', got "
+                f"{show(self.angle_dtype)}"
             )
         if not isinstance(self.dual_chunk, DualChunk | None):
-            raise TypeError(f"dual_chunk must be a DualChunk, got {self.dual_chunk!r}")
+            raise TypeError(
+                f"dual_chunk must be a DualChunk, got {show(self.dual_chunk)}"
+            )
         if not isinstance(self.fope, Fope | None):
-            raise TypeError(f"fope must be a Fope, got {self.fope!r}")
+            raise TypeError(f"fope must be a Fope, got {show(self.fope)}")
         self._check_inv_freq(self.layout.rotary_dim // 2)
         self._check_frequencies()
 
@@ -190,12 +196,13 @@ class RopeConfig:
         if not np.isfinite(inv_freq).all() or not (inv_freq >= 0).all():
             raise ValueError(
                 f"inverse frequencies must be finite and not negative, got some that "
-                f"are not from rope_theta = {self.rope_theta} and {self.scaling}"
+                f"are not from rope_theta = {show(self.rope_theta)} and "
+                f"{show(self.scaling)}"
             )
         if not 0 < made.attention_factor < float(np.finfo(np.float32).max):
             raise ValueError(
                 f"the attention factor must be a positive float32, got "
-                f"{made.attention_factor} from {self.scaling}"
+                f"{made.attention_factor} from {show(self.scaling)}"
             )
 
     @property

@@ -20,8 +20,9 @@ from jrope._hf_rope import (
     rope_dict,
     text_config,
 )
-from jrope._layout import check_int
+from jrope._layout import MAX_HEAD_DIM, check_int
 from jrope._model_types import MODEL_TYPES, NOT_ATTENTION, ModelType
+from jrope._show import show
 from jrope.scalings import SCALINGS, Scaling, check_number, config_keys
 
 # Keys of a rope dict that the reader itself uses; all others belong to the scaling.
@@ -103,7 +104,7 @@ def config_from_hf(
     rotary_dim = _rotary_dim(config, rope, model, scaling, head_dim)
     interleave = config.get("rope_interleave")
     if not isinstance(interleave, bool | None):
-        raise TypeError(f"rope_interleave must be a bool, got {interleave!r}")
+        raise TypeError(f"rope_interleave must be a bool, got {show(interleave)}")
     pairing = model.is_neox_style if interleave is None else not interleave
     return RopeConfig(
         head_dim=head_dim,
@@ -144,7 +145,7 @@ def read(
     if name is None:
         name = _name_of_nested(outer.get("model_type"))
     if not isinstance(name, str | None):
-        raise TypeError(f"model_type must be a string, got {name!r}")
+        raise TypeError(f"model_type must be a string, got {show(name)}")
     model = MODEL_TYPES.get(name) if name is not None else ModelType()
     if model is None:
         _check_unknown(name, config, is_neox_style)
@@ -163,11 +164,11 @@ def _head_dim(config: Config, model: ModelType) -> int:
     keys = model.head_dim_keys
     if keys:
         for key in keys:
-            check_int(key, required(config, (key,)), minimum=1)
+            check_int(key, required(config, (key,)), minimum=1, maximum=MAX_HEAD_DIM)
         return sum(config[key] for key in keys)
     head_dim = optional(config, ("head_dim", "attention_head_dim"))
     if head_dim is not None:
-        check_int("head_dim", head_dim, minimum=2)
+        check_int("head_dim", head_dim, minimum=2, maximum=MAX_HEAD_DIM)
         return head_dim
     if model.head_dim is not None:
         return model.head_dim
@@ -177,8 +178,9 @@ def _head_dim(config: Config, model: ModelType) -> int:
     if hidden % heads:
         raise ValueError(
             f"hidden_size must be a multiple of num_attention_heads where head_dim is "
-            f"absent, got {hidden} and {heads}"
+            f"absent, got {show(hidden)} and {show(heads)}"
         )
+    check_int("head_dim", hidden // heads, minimum=2, maximum=MAX_HEAD_DIM)
     return hidden // heads
 
 
@@ -206,11 +208,12 @@ def _rotary_dim(
         return int(head_dim * model.partial_rotary_factor) if width is None else width
     check_number("partial_rotary_factor", share)
     if share > 1:
-        raise ValueError(f"partial_rotary_factor must be at most 1, got {share}")
+        raise ValueError(f"partial_rotary_factor must be at most 1, got {show(share)}")
     if width is not None and width != int(head_dim * share):
         raise ValueError(
-            f"config.json gives the rotated width twice, and differently: {width} "
-            f"features, and partial_rotary_factor = {share} of head_dim = {head_dim}"
+            f"config.json gives the rotated width twice, and differently: "
+            f"{show(width)} features, and partial_rotary_factor = {share} of "
+            f"head_dim = {head_dim}"
         )
     return int(head_dim * share)
 
@@ -227,8 +230,8 @@ def _scaling(config: Config, rope: Config, model: ModelType) -> Scaling:
     if unknown:
         raise ValueError(
             f"rope_type {scaling.rope_type!r} has the keys {sorted(keys)} of its own, "
-            f"got unknown {sorted(unknown)}; is a key misspelled, or the rope_type "
-            f"wrong?"
+            f"got unknown {show(sorted(map(str, unknown)))}; is a key misspelled, or "
+            f"the rope_type wrong?"
         )
     values = {key: rope[key] for key in keys if rope.get(key) is not None}
     original = "original_max_position_embeddings"
@@ -262,9 +265,9 @@ def _rope_type(rope: Config, model: ModelType) -> str:
     for key in ("rope_type", "type"):
         name = rope.get(key)
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"{key} must be a string, got {name!r}")
+            raise TypeError(f"{key} must be a string, got {show(name)}")
         if name is not None and name not in names:
-            raise ValueError(f"{key} must be one of {sorted(names)}, got {name!r}")
+            raise ValueError(f"{key} must be one of {sorted(names)}, got {show(name)}")
         spelled[key] = None if name is None else names[name]
     found = agreed(spelled, "rope_type") or "default"
     return model.rope_types.get(found, found)
@@ -275,7 +278,8 @@ def _check_unknown(name: object, config: Config, is_neox_style: bool | None) -> 
     if config.get("qk_rope_head_dim") is not None:
         raise ValueError(
             f"qk_rope_head_dim names a part of the head that rotates, but jrope does "
-            f"not know how model_type {name!r} uses it; is it another type's new name?"
+            f"not know how model_type {show(name)} uses it; is it another type's new "
+            f"name?"
         )
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     told = any(key in config for key in (*_SHARE_KEYS, *_WIDTH_KEYS))
@@ -288,8 +292,8 @@ def _check_unknown(name: object, config: Config, is_neox_style: bool | None) -> 
         missing.append("in what order its axes lie (add 'mrope_interleaved')")
     if missing:
         raise ValueError(
-            f"model_type {name!r} is not one that jrope knows, and its config does not "
-            f"say {' nor '.join(missing)}; for a vision encoder use "
+            f"model_type {show(name)} is not one that jrope knows, and its config does "
+            f"not say {' nor '.join(missing)}; for a vision encoder use "
             f"jrope.vision_config_from_hf"
         )
 
@@ -300,7 +304,9 @@ def _dual_chunk(config: Config) -> DualChunk | None:
     if sizes is None:
         return None
     if not isinstance(sizes, Mapping):
-        raise TypeError(f"dual_chunk_attention_config must be a mapping, got {sizes!r}")
+        raise TypeError(
+            f"dual_chunk_attention_config must be a mapping, got {show(sizes)}"
+        )
     return DualChunk(
         chunk_size=required(sizes, ("chunk_size",)),
         local_size=required(sizes, ("local_size",)),
@@ -312,7 +318,7 @@ def _fope(rope: Config) -> Fope | None:
     given = [key for key in _FOPE_KEYS if rope.get(key) is not None]
     used = rope.get("use_fope")
     if not isinstance(used, bool | None):
-        raise TypeError(f"use_fope must be a bool, got {used!r}")
+        raise TypeError(f"use_fope must be a bool, got {show(used)}")
     if not used:
         if given:
             raise ValueError(f"{given[0]} must come with use_fope = true")

@@ -16,6 +16,7 @@ from jrope._hf_rope import (
 )
 from jrope._layout import check_int
 from jrope._model_types import NOT_ATTENTION, ModelType
+from jrope._show import show
 from jrope._temperature import QueryTemperature
 
 _LAYERS_KEYS = ("num_hidden_layers", "n_layer")
@@ -116,7 +117,7 @@ def _tunes_temperature(config: Config) -> bool:
     default = config.get("model_type") == "llama4_text"
     tunes = config.get("attn_temperature_tuning")
     if not isinstance(tunes, int | None):  # Some Llama 4 configs say 4 for true.
-        raise TypeError(f"attn_temperature_tuning must be a bool, got {tunes!r}")
+        raise TypeError(f"attn_temperature_tuning must be a bool, got {show(tunes)}")
     return default if tunes is None else bool(tunes)
 
 
@@ -152,7 +153,7 @@ def _flags(config: Config) -> list[bool] | None:
     if flags is None or flags == []:
         return None
     if not isinstance(flags, list | tuple) or not all(f in (0, 1) for f in flags):
-        raise TypeError(f"no_rope_layers must be a list of 0 and 1, got {flags!r}")
+        raise TypeError(f"no_rope_layers must be a list of 0 and 1, got {show(flags)}")
     return [bool(flag) for flag in flags]
 
 

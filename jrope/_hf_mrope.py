@@ -3,6 +3,7 @@
 from jrope._axes import AxisMap, AxisOrder, mrope_axes
 from jrope._hf_rope import Config, agreed
 from jrope._model_types import ModelType
+from jrope._show import show
 
 # Qwen3-Omni's and Qwen3-TTS's configs leave the first half of the word out.
 _INTERLEAVED = ("mrope_interleaved", "interleaved")
@@ -39,7 +40,7 @@ def _section(rope: Config) -> tuple[int, ...] | None:
     spelled = {key: rope.get(key) for key in _SECTIONS}
     for key, section in spelled.items():
         if not isinstance(section, list | tuple | None):
-            raise TypeError(f"{key} must be a list of ints, got {section!r}")
+            raise TypeError(f"{key} must be a list of ints, got {show(section)}")
         spelled[key] = None if section is None else tuple(section)
     return agreed(spelled, "mrope_section")
 
@@ -52,7 +53,7 @@ def says_order(rope: Config) -> bool:
 def _check_not_asked_for(rope: Config) -> None:
     """Raises if a rope dict without a section speaks of one."""
     for name in _section_types(rope):
-        raise ValueError(f"rope_type {name!r} must have the key 'mrope_section'")
+        raise ValueError(f"rope_type {show(name)} must have the key 'mrope_section'")
     for key in _FLAGS:
         if rope.get(key):
             raise ValueError(f"{key} must come with 'mrope_section'")
@@ -75,7 +76,7 @@ def _named_order(rope: Config) -> AxisOrder | None:
     """The order that the rope dict itself names, if any."""
     for key in _FLAGS:
         if not isinstance(rope.get(key), bool | None):
-            raise TypeError(f"{key} must be a bool, got {rope[key]!r}")
+            raise TypeError(f"{key} must be a bool, got {show(rope[key])}")
     interleaved = agreed({key: rope.get(key) for key in _INTERLEAVED}, _INTERLEAVED[0])
     orders = {name: SECTION_TYPES[name][1] for name in _section_types(rope)}
     by_type = agreed(orders, "the order of its axes")

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from jrope._model_types import (
     LayerRule,
     ModelType,
 )
+from jrope._show import show
 from jrope.scalings import check_number
 
 Config = Mapping[str, Any]
 
 # Where a multimodal config keeps its text model's.
 _TEXT_CONFIGS = ("thinker_config", "text_config", "llm_config", "language_config")
+# Levels of a config; real ones have six at most.
+_DEEPEST = 64
 THETA_KEYS = ("rope_theta", "rotary_emb_base")
 _ROPE_NAMES = ("rope_parameters", "rope_scaling")
 
@@ -26,6 +30,7 @@ def as_mapping(hf_config: object) -> Config:
     if isinstance(hf_config, str | os.PathLike):
         hf_config = _load(Path(hf_config))
     if isinstance(hf_config, Mapping):
+        _check_depth(hf_config)
         return hf_config
     to_dict = getattr(hf_config, "to_dict", None)
     if to_dict is None:
@@ -35,15 +40,49 @@ def as_mapping(hf_config: object) -> Config:
         )
     made = to_dict()
     if not isinstance(made, Mapping):
-        raise TypeError(f"to_dict() of hf_config must give a mapping, got {made!r}")
+        raise TypeError(f"to_dict() of hf_config must give a mapping, got {show(made)}")
+    _check_depth(made)
     return made
 
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
-    except (json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text, object_pairs_hook=_each_key_once)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be JSON: {error}") from error
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a JSON text, whose last twin of a key would win in silence."""
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made and made[key] != value:
+            raise ValueError(
+                f"a key must stand once in an object, got {show(key)} as "
+                f"{show(made[key])} and {show(value)}"
+            )
+        made[key] = value
+    return made
+
+
+def _check_depth(config: Config) -> None:
+    """Raises if a config is nested deeper than any, or within itself."""
+    level: list[Any] = [config]
+    for _ in range(_DEEPEST):
+        inner = {
+            id(value): value
+            for outer in level
+            for value in (outer.values() if isinstance(outer, Mapping) else outer)
+            if isinstance(value, Mapping | list | tuple)
+        }
+        level = [*inner.values()]
+        if not level:
+            return
+    raise ValueError(
+        f"hf_config must not nest deeper than {_DEEPEST} levels, got more; is it "
+        f"another file's, or does it hold itself?"
+    )
 
 
 def text_config(config: Config) -> Config:
@@ -62,7 +101,7 @@ def _check_outer(config: Config, inner: Config, name: str) -> None:
         outer = config.get(key)
         if outer is not None and inner.get(key) != outer:
             raise ValueError(
-                f"{key} must stand in {name}, which is what is read, got {outer!r} "
+                f"{key} must stand in {name}, which is what is read, got {show(outer)} "
                 f"beside it"
             )
 
@@ -71,9 +110,14 @@ def agreed(found: Mapping[str, Any], what: str) -> Any:
     """The one value among spellings of the same thing; None where none is given."""
     given = {key: value for key, value in found.items() if value is not None}
     values = list(given.values())
+    for name, value in given.items():
+        if not isinstance(value, str | Real | list | tuple | Mapping):
+            raise TypeError(f"{what} must be a plain value, got {show(value)} ({name})")
     # NaN differs from itself; what it is for refuses it by name.
     if any(value != values[0] and value == value for value in values):
-        raise ValueError(f"config.json gives {what} twice, and differently: {given}")
+        raise ValueError(
+            f"config.json gives {what} twice, and differently: {show(given)}"
+        )
     return values[0] if values else None
 
 
@@ -87,7 +131,8 @@ def required(config: Config, keys: tuple[str, ...]) -> Any:
     value = optional(config, keys)
     if value is None:
         raise ValueError(
-            f"config.json must have {keys[0]!r}, got keys {sorted(config)}"
+            f"config.json must have {keys[0]!r}, got keys "
+            f"{show(sorted(map(str, config)))}"
         )
     return value
 
@@ -108,7 +153,7 @@ def layer_types_of(config: Config) -> list[str] | None:
     if not isinstance(types, list | tuple) or not all(
         isinstance(kind, str) for kind in types
     ):
-        raise TypeError(f"layer_types must be a list of strings, got {types!r}")
+        raise TypeError(f"layer_types must be a list of strings, got {show(types)}")
     return list(types)
 
 
@@ -143,7 +188,7 @@ def _outer_rope(config: Config) -> Config:
     for key in _ROPE_NAMES:
         outer = config.get(key)
         if outer is not None and not isinstance(outer, Mapping):
-            raise TypeError(f"{key} must be a mapping, got {outer!r}")
+            raise TypeError(f"{key} must be a mapping, got {show(outer)}")
     outer = agreed(
         {key: config.get(key) or None for key in _ROPE_NAMES}, "rope_parameters"
     )
@@ -174,8 +219,8 @@ def _nested(outer: Config, layer_type: str | None, name: str | None) -> Any:
         if key is not None and key in outer:
             return outer[key]
     raise ValueError(
-        f"layer_type must be one of {sorted(outer)}, since this model's layers differ, "
-        f"got {layer_type!r}"
+        f"layer_type must be one of {show(sorted(map(str, outer)))}, since this "
+        f"model's layers differ, got {show(layer_type)}"
     )
 
 
@@ -198,11 +243,11 @@ def _rule(
     if rules:
         raise ValueError(
             f"layer_type must be one of {sorted(rules)}, since this model's layers "
-            f"differ, got {layer_type!r}"
+            f"differ, got {show(layer_type)}"
         )
     raise ValueError(
         f"layer_type must be None, since this model's layers do not differ, got "
-        f"{layer_type!r}"
+        f"{show(layer_type)}"
     )
 
 

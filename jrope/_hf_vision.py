@@ -8,6 +8,7 @@ from jrope._axes import chunked_axes
 from jrope._config import RopeConfig
 from jrope._hf_rope import Config, agreed, as_mapping, required
 from jrope._layout import check_int
+from jrope._show import show
 from jrope.scalings import Axial, check_number
 from jrope.scalings.axial import AxialOrder
 
@@ -99,7 +100,7 @@ def _read(config: Config) -> tuple[Config, VisionType]:
         return _read({"model_type": outer, **thinker})
     inner = config.get("vision_config", config)
     if not isinstance(inner, Mapping):
-        raise TypeError(f"vision_config must be a mapping, got {inner!r}")
+        raise TypeError(f"vision_config must be a mapping, got {show(inner)}")
     if inner is config and any(key in config for key in _OF_LANGUAGE_MODELS):
         raise ValueError(
             f"the config must have 'vision_config' or be a vision encoder's, got one "
@@ -110,7 +111,7 @@ def _read(config: Config) -> tuple[Config, VisionType]:
     if kind is None:
         raise ValueError(
             f"model_type of a vision encoder must be one of {sorted(VISION_TYPES)}, "
-            f"got {own!r} in a config of {outer!r}"
+            f"got {show(own)} in a config of {show(outer)}"
         )
     return inner, kind
 
@@ -133,7 +134,7 @@ def _head_dim(config: Config, kind: VisionType) -> int:
     if width % heads:
         raise ValueError(
             f"{kind.width_key} must be a multiple of the vision encoder's heads where "
-            f"head_dim is absent, got {width} and {heads}"
+            f"head_dim is absent, got {show(width)} and {show(heads)}"
         )
     return width // heads
 
@@ -142,20 +143,20 @@ def _theta(config: Config) -> float:
     """The base: 10000 in every encoder that does not say."""
     rope = config.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
-        raise TypeError(f"rope_parameters must be a mapping, got {rope!r}")
+        raise TypeError(f"rope_parameters must be a mapping, got {show(rope)}")
     unused = [key for key in _UNUSED_KEYS if config.get(key) is not None]
     unused += sorted(set(rope) - {"rope_theta", "rope_type", "type"})
     if unused:
         raise ValueError(
-            f"a vision encoder's rotation has a base alone, got {unused}; is its rope "
-            f"dict a language model's?"
+            f"a vision encoder's rotation has a base alone, got {show(unused)}; is its "
+            f"rope dict a language model's?"
         )
     # Llama 4's rope dict is of the default type.
     for name in (rope.get("rope_type"), rope.get("type")):
         if name not in (None, "axial", "default"):
             raise ValueError(
                 f"rope_type of a vision encoder must be 'axial' or 'default', got "
-                f"{name!r}"
+                f"{show(name)}"
             )
     given = {"the top level": config.get("rope_theta")}
     given["rope_parameters"] = rope.get("rope_theta")

@@ -4,8 +4,10 @@ import dataclasses
 
 import numpy as np
 
+from jrope._show import show
+
 # Beyond any model: a number that is wrong rather than large.
-_MAX_HEAD_DIM = 65536
+MAX_HEAD_DIM = 65536
 
 
 def check_int(
@@ -16,11 +18,11 @@ def check_int(
     Neither bool nor NumPy's integers are one: the latter overflow in silence.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
+        raise TypeError(f"{name} must be an int, got {show(value)}")
     if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+        raise ValueError(f"{name} must be at least {minimum}, got {show(value)}")
     if maximum is not None and value > maximum:
-        raise ValueError(f"{name} must be at most {maximum}, got {value}")
+        raise ValueError(f"{name} must be at most {maximum}, got {show(value)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,11 +57,13 @@ class RotaryLayout:
 
     def __post_init__(self) -> None:
         """Checks that the widths fit into the head."""
-        check_int("head_dim", self.head_dim, minimum=2, maximum=_MAX_HEAD_DIM)
+        check_int("head_dim", self.head_dim, minimum=2, maximum=MAX_HEAD_DIM)
         check_int("rotary_dim", self.rotary_dim, minimum=2)
         check_int("rotary_offset", self.rotary_offset, minimum=0)
         if not isinstance(self.is_neox_style, bool):
-            raise TypeError(f"is_neox_style must be a bool, got {self.is_neox_style!r}")
+            raise TypeError(
+                f"is_neox_style must be a bool, got {show(self.is_neox_style)}"
+            )
         if self.rotary_dim % 2:
             raise ValueError(
                 f"rotary_dim must be even, since features turn in pairs, got "
@@ -68,7 +72,8 @@ class RotaryLayout:
         if self.rotary_offset + self.rotary_dim > self.head_dim:
             raise ValueError(
                 f"rotary_offset + rotary_dim must be at most head_dim = "
-                f"{self.head_dim}, got {self.rotary_offset} + {self.rotary_dim}"
+                f"{self.head_dim}, got {show(self.rotary_offset)} + "
+                f"{show(self.rotary_dim)}"
             )
         if self.axis_of_frequency is not None:
             self._check_axes(self.axis_of_frequency)

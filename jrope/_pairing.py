@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from jrope._layout import RotaryLayout
+from jrope._show import show
 
 Pairing = Literal["neox", "gptj"]
 
@@ -47,7 +48,7 @@ def permute_pairing(
     for name, pairing in (("from_", from_), ("to", to)):
         if pairing not in get_args(Pairing):
             raise ValueError(
-                f"{name} must be one of {get_args(Pairing)}, got {pairing!r}"
+                f"{name} must be one of {get_args(Pairing)}, got {show(pairing)}"
             )
     array: Any = weights
     length = array.shape[axis]

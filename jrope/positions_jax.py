@@ -7,6 +7,7 @@ positions without meaning. The host's functions of the same names check.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int32
@@ -100,18 +101,32 @@ def positions_from_mask(mask: ArrayLike) -> Int32[Array, "..."]:
     """Positions of padded rows: real tokens count up from 0, the others are -1.
 
     Args:
-      mask: bool or int [*B, T], nonzero for real tokens.
+      mask: bool or int [*B, T], 1 for real tokens, 0 for others; other numbers are
+        refused where they are known, and inside jit not read as real.
 
     Returns:
       int32 [*B, T].
 
     Raises:
-      ValueError: if the mask has no axis.
+      TypeError, ValueError: if it is no such mask, as one of packed rows, which numbers
+        their documents.
 
     >>> positions_from_mask(jnp.array([[0, 0, 1, 1], [1, 1, 1, 0]])).tolist()
     [[-1, -1, 0, 1], [0, 1, 2, -1]]
     """
-    real = jnp.asarray(mask) != 0
+    if not isinstance(mask, jax.Array):
+        mask = np.asarray(mask)
+        if mask.dtype.kind in "iu" and ((mask != 0) & (mask != 1)).any():
+            raise ValueError(
+                "mask must be of 0 and 1, got other numbers; are rows packed? Then use "
+                "positions_from_segment_ids"
+            )
+    if mask.dtype != bool and not jnp.issubdtype(mask.dtype, jnp.integer):
+        raise TypeError(
+            f"mask must be bools or integers, got {mask.dtype}; a mask that is added "
+            f"to scores has 0 where tokens are real"
+        )
+    real = jnp.asarray(mask) if mask.dtype == bool else jnp.asarray(mask) == 1
     if not real.ndim:
         raise ValueError("mask must be [*B, T], got a scalar")
     count = lax.cumsum(real.astype(jnp.int32), axis=real.ndim - 1) - jnp.int32(1)

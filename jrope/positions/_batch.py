@@ -1,13 +1,15 @@
 """The positions of a running batch, in one buffer that is made once."""
 
 import functools
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jrope.positions._errors import PositionError, from_kernel
-from jrope.positions._inputs import as_vector
+from jrope.positions._inputs import as_size, as_vector, check_spec
 from jrope.positions._plan import PositionPlan
+from jrope.positions._scan import POSITION_LIMIT
 from jrope.positions._spec import PositionSpec
 from jrope.positions._step import (
     EMPTY,
@@ -44,7 +46,7 @@ class BatchPositions:
       headroom: columns more, for draft tokens.
 
     Raises:
-      ValueError: a size is not positive.
+      TypeError, ValueError: a size is none, or more than any engine has.
 
     >>> from jrope.positions import BatchPositions, plan, spec
     >>> batch = BatchPositions(spec("text"), 4, max_tokens=8, max_position=100)
@@ -63,19 +65,15 @@ class BatchPositions:
         headroom: int = 0,
     ) -> None:
         """Makes the buffer, all of it padding."""
-        sizes = {
-            "max_requests": max_requests,
-            "max_tokens": max_tokens,
-            "max_position": max_position,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        if headroom < 0:
-            raise ValueError(f"headroom must not be negative, got {headroom}")
+        check_spec(spec)
+        max_requests = as_size("max_requests", max_requests, least=1)
         self.spec = spec
-        self.max_position = int(max_position)
-        self.capacity = int(max_tokens) + int(headroom)
+        self.max_position = as_size(
+            "max_position", max_position, least=1, most=POSITION_LIMIT
+        )
+        self.capacity = as_size("max_tokens", max_tokens, least=1) + as_size(
+            "headroom", headroom, least=0
+        )
         self.buffer = _aligned((spec.axes, self.capacity), spec.dtype)
         self.buffer[:] = PADDING
         self._plans: list[PositionPlan | None] = [None] * max_requests
@@ -98,6 +96,11 @@ class BatchPositions:
             of family), position_beyond_table.
         """
         self._check_slot(slot, empty=True)
+        if not isinstance(plan, PositionPlan):
+            raise TypeError(
+                f"plan must be a PositionPlan, as jrope.positions.plan makes it, got "
+                f"{type(plan).__name__}"
+            )
         if plan.spec.shape_code != self.spec.shape_code:
             raise PositionError(
                 "out_shape",
@@ -185,7 +188,10 @@ class BatchPositions:
           PositionError: capacity, if the step has more tokens, or the buffer fewer
             columns.
         """
-        columns = self.capacity if columns is None else columns
+        if columns is None:
+            columns = self.capacity
+        elif not hasattr(type(columns), "__index__"):
+            raise TypeError(f"columns must be an int, got {columns!r}")
         tokens = int(self._numbers[WRITTEN])
         if not tokens <= columns <= self.capacity:
             raise PositionError(
@@ -193,6 +199,21 @@ class BatchPositions:
             )
         held = self.buffer[:, :columns]
         return (held[0] if self.spec.axes == 1 else held).copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the compiled kernel, which belongs to its process."""
+        return {name: value for name, value in vars(self).items() if name != "_run"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A batch of its own: what `pickle` and `copy` make shares nothing."""
+        vars(self).update(state)
+        self._plans = list(self._plans)
+        for name in ("_state", "_shift", "_arena", "_numbers"):
+            setattr(self, name, getattr(self, name).copy())
+        held = self.buffer
+        self.buffer = _aligned(held.shape, held.dtype)
+        self.buffer[:] = held
+        self._bind()
 
     def _bind(self) -> None:
         """Makes `_run`, the kernel with all that is the same at every step."""
@@ -238,6 +259,8 @@ class BatchPositions:
         self._bind()
 
     def _check_slot(self, slot: int, *, empty: bool | None = None) -> None:
+        if isinstance(slot, bool) or not hasattr(type(slot), "__index__"):
+            raise TypeError(f"a slot must be an int, got {slot!r}")
         if not 0 <= slot < len(self._plans):
             raise PositionError(
                 "slot", index=slot, expected=f"0 to {len(self._plans) - 1}", got=slot

@@ -15,10 +15,13 @@ from jrope.positions._inputs import (
     NO_SECONDS,
     as_grids,
     as_seconds,
+    as_size,
     as_vector,
+    check_spec,
     types_as_ids,
 )
 from jrope.positions._plan import PositionPlan
+from jrope.positions._rule import MOST_TOKENS
 from jrope.positions._scan import count_text, scan
 from jrope.positions._spans import paint_spans
 from jrope.positions._spec import PositionSpec
@@ -82,9 +85,14 @@ def plan(
     if advance != "max" or truncate != "error" or use_audio_in_video != "auto":
         options = _options(spec, use_audio_in_video, advance, truncate)
     ids: Any = input_ids
-    if token_types is not None or spec.canvas is not None:
+    try:
+        canvas = spec.canvas
+    except AttributeError:
+        check_spec(spec)
+        raise
+    if token_types is not None or canvas is not None:
         ids = as_vector("input_ids", ids)
-    if spec.canvas is not None:
+    if canvas is not None:
         table = canvas_table(spec, ids, image_grid_thw, video_grid_thw, token_types)
         return PositionPlan(spec, len(ids), table)
     rule = spec.rule
@@ -141,6 +149,7 @@ def plan_from_spans(
 
     Raises:
       PositionError: as in `plan`; input, if a span lies outside the prompt.
+      TypeError, ValueError: num_tokens is no number of tokens.
 
     >>> from jrope.positions import spec
     >>> made = plan_from_spans(spec("qwen2_vl"), 7, [(1, 2, 4)],
@@ -148,12 +157,14 @@ def plan_from_spans(
     >>> made.positions()[1].tolist()
     [0, 1, 2, 2, 3, 3, 4]
     """
+    check_spec(spec)
     if spec.canvas is not None:
         raise PositionError(
             "input", expected="token ids", got="spans", hint="markers matter here"
         )
     grids = as_grids("video_grid_thw", video_grid_thw)
     seconds, lengths = as_seconds(second_per_grid_ts), _lengths(audio_lengths)
+    num_tokens = as_size("num_tokens", num_tokens, least=0)
     ids = paint_spans(spec, num_tokens, spans, grids, seconds, lengths)
     return _scan(
         spec,
@@ -203,20 +214,19 @@ def _scan(
     options: int,
 ) -> PositionPlan:
     """Scans with as much room as the media probably need, then as they do."""
-    room = len(images)
-    if videos is not NO_GRIDS:
-        room += len(videos) if spec.per_frame == "none" else _frames(videos, len(ids))
-    if audio is not NO_LENGTHS:
-        room += _ROWS_FOR_AUDIO * len(audio)
-    table = np.empty((room + 1, COLUMNS))
     try:
+        room = _room(spec, ids, images, videos, audio)
+        table = np.empty((room + 1, COLUMNS))
         rows = scan.run(ids, rule, images, videos, seconds, audio, table, options)
-    except TypeError:
+    except (TypeError, ValueError, IndexError):
+        # Not arrays as kernels take them: they are made so, or refused by name.
         ids = as_vector("input_ids", ids)
         images = as_grids("image_grid_thw", images)
         videos = as_grids("video_grid_thw", videos)
         seconds, audio = as_seconds(seconds), _lengths(audio)
         scan.prepare()
+        room = _room(spec, ids, images, videos, audio)
+        table = np.empty((room + 1, COLUMNS))
         rows = scan.run(ids, rule, images, videos, seconds, audio, table, options)
     if rows > room:
         table = np.empty((rows + 1, COLUMNS))
@@ -224,6 +234,16 @@ def _scan(
     if rows < 0:
         raise from_kernel(rows, *table[0, :5].tolist())
     return PositionPlan(spec, len(ids), table)
+
+
+def _room(spec: PositionSpec, ids: Any, images: Any, videos: Any, audio: Any) -> int:
+    """Rows that the media probably need; no more than there are tokens."""
+    room = len(images)
+    if videos is not NO_GRIDS:
+        room += len(videos) if spec.per_frame == "none" else _frames(videos, len(ids))
+    if audio is not NO_LENGTHS:
+        room += _ROWS_FOR_AUDIO * len(audio)
+    return max(0, min(room, len(ids), MOST_TOKENS))
 
 
 def _frames(videos: Any, most: int) -> int:

@@ -24,6 +24,7 @@ CODES = {
     "out_shape": "the window does not fit into the array",
     "out_dtype": "positions of this family do not go into an array of this kind",
     "position_beyond_table": "a position has no row in the table of cos and sin",
+    "too_long": "more than any model takes; is it a whole data set?",
 }
 # Kernels return minus one, minus two, ... for these.
 _ORDER = tuple(CODES)
@@ -42,7 +43,10 @@ CAPACITY = -1 - _ORDER.index("capacity")
 SLOT = -1 - _ORDER.index("slot")
 INPUT = -1 - _ORDER.index("input")
 POSITION_BEYOND_TABLE = -1 - _ORDER.index("position_beyond_table")
+TOO_LONG = -1 - _ORDER.index("too_long")
 
+# Letters of what came that a message shows.
+_LONGEST = 300
 KINDS = ("text", "image", "video", "audio")
 IMAGE_KIND, VIDEO_KIND, AUDIO_KIND = 1, 2, 3
 
@@ -84,7 +88,7 @@ class PositionError(ValueError):
         where = f" {kind or 'entry'} {index}" if index is not None else ""
         at = f" at token {token}" if token is not None else ""
         facts = (
-            f": expected {expected}, got {got}"
+            f": expected {expected}, got {_cut(got)}"
             if expected is not None or got is not None
             else ""
         )
@@ -104,6 +108,12 @@ def from_kernel(
         kind=KINDS[int(kind)] if kind else None,
         token=int(token) if token >= 0 else None,
     )
+
+
+def _cut(got: object) -> str:
+    """What came, as far as anyone reads."""
+    text = str(got)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _plain(value: float) -> float | int:

@@ -1,12 +1,14 @@
 """Whatever a caller brings, as the arrays that kernels take."""
 
+import operator
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jrope.positions._errors import PositionError
-from jrope.positions._rule import NO_TOKEN
+from jrope.positions._rule import MOST_TOKENS, NO_TOKEN
 from jrope.positions._spec import TYPED_PADS, PositionSpec
 
 NO_GRIDS = np.empty((0, 3), np.int32)
@@ -18,14 +20,10 @@ def as_int32(name: str, values: Any) -> np.ndarray:
     """Integers as a C-contiguous, aligned int32 array, without a copy where possible.
 
     Raises:
-      PositionError: input, for floats, booleans, ragged lists or numbers past int32.
+      PositionError: input, for floats, booleans, ragged lists or numbers past int32;
+        too_long, before anything is copied.
     """
-    try:
-        array = np.asarray(values)
-    except ValueError as reason:
-        raise PositionError(
-            "input", expected=f"{name} as one array", got="a ragged list"
-        ) from reason
+    array = _as_array(name, values)
     if array.size == 0:
         return np.zeros(array.shape, np.int32)
     if array.dtype.kind not in "iu":
@@ -40,6 +38,53 @@ def as_int32(name: str, values: Any) -> np.ndarray:
                 "input", expected=f"{name} within int32", got=f"{low} to {high}"
             )
     return np.require(array, np.int32, ["C", "A"])
+
+
+def _as_array(name: str, values: Any) -> np.ndarray:
+    """Whatever came as an array of not too many entries, its dtype not yet looked at.
+
+    Raises:
+      PositionError: input, too_long.
+    """
+    if isinstance(values, Sized) and getattr(values, "ndim", 1):
+        check_tokens(name, len(values))
+    try:
+        array = np.asarray(values)
+    except ValueError as reason:
+        raise PositionError(
+            "input", expected=f"{name} as one array", got="a ragged list"
+        ) from reason
+    check_tokens(name, array.size)
+    return array
+
+
+def check_tokens(name: str, count: int) -> None:
+    """Raises if there are more of something than a prompt has tokens.
+
+    Raises:
+      PositionError: too_long.
+    """
+    if count > MOST_TOKENS:
+        raise PositionError(
+            "too_long", expected=f"{name} of at most {MOST_TOKENS}", got=count
+        )
+
+
+def as_size(name: str, value: Any, *, least: int, most: int = MOST_TOKENS) -> int:
+    """A whole number within limits, as an int.
+
+    Raises:
+      TypeError: it is no integer; bool is none.
+      ValueError: it is out of its limits.
+    """
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    size = operator.index(value)
+    if size < least:
+        raise ValueError(f"{name} must be at least {least}, got {size}")
+    if size > most:
+        raise ValueError(f"{name} must be at most {most}, got {size}")
+    return size
 
 
 def as_vector(name: str, values: Any) -> np.ndarray:
@@ -77,7 +122,7 @@ def as_seconds(values: Any) -> np.ndarray:
     """float32 [n]; None is no seconds."""
     if values is None:
         return NO_SECONDS
-    array = np.asarray(values)
+    array = _as_array("second_per_grid_ts", values)
     if array.dtype.kind not in "iuf" or array.ndim != 1:
         raise PositionError(
             "input",
@@ -86,6 +131,17 @@ def as_seconds(values: Any) -> np.ndarray:
         )
     with np.errstate(over="ignore"):
         return np.require(array, np.float32, ["C", "A"])
+
+
+def check_spec(spec: Any) -> None:
+    """Raises unless a spec is one.
+
+    Raises:
+      TypeError: it is not, but perhaps its family's name.
+    """
+    if not isinstance(spec, PositionSpec):
+        hint = f"; is jrope.positions.spec({spec!r}) meant?" * isinstance(spec, str)
+        raise TypeError(f"spec must be a PositionSpec, got {type(spec).__name__}{hint}")
 
 
 def check_kinds(spec: PositionSpec, kinds: np.ndarray) -> None:

@@ -1,15 +1,33 @@
 """A plan: the positions of one request as a few segments, written out on demand."""
 
+import operator
+
 import numpy as np
 from numpy.typing import DTypeLike
 
 from jrope.positions._errors import PositionError
 from jrope.positions._fill import FILL_TABLE, FILL_TEXT
+from jrope.positions._rule import MOST_TOKENS
 from jrope.positions._spec import PositionSpec
 from jrope.positions._table import PLANNED, ROWS, SHIFT, TOP
 
 _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 _FLOATS = (np.dtype(np.float32),)
+
+
+def _whole_window(start: int, stop: int, at: int) -> tuple[int, int, int]:
+    """A window's ends and its column, as ints.
+
+    Raises:
+      TypeError: one is none.
+    """
+    try:
+        return operator.index(start), operator.index(stop), operator.index(at)
+    except TypeError as reason:
+        raise TypeError(
+            f"start, stop and out_offset must be ints, got {start!r}, {stop!r} and "
+            f"{at!r}"
+        ) from reason
 
 
 class PositionPlan:
@@ -106,6 +124,7 @@ class PositionPlan:
 
         Raises:
           PositionError: out_shape, out_dtype; nothing is written then.
+          TypeError: the window is none of ints.
         """
         if stop is None:
             stop = self.num_tokens
@@ -128,10 +147,15 @@ class PositionPlan:
         """The positions of tokens start to stop as a new array [A, stop - start].
 
         Raises:
-          PositionError: as `fill`.
+          PositionError: as `fill`; too_long.
         """
         stop = self.num_tokens if stop is None else stop
+        start, stop, _ = _whole_window(start, stop, 0)
         width = max(stop - start, 0)
+        if width > MOST_TOKENS:
+            raise PositionError(
+                "too_long", expected=f"at most {MOST_TOKENS} positions", got=width
+            )
         out = np.empty((self.axes, width), self.spec.dtype if dtype is None else dtype)
         self.fill(out, start, stop)
         return out
@@ -139,6 +163,7 @@ class PositionPlan:
     def _convert_and_fill(self, out: np.ndarray, start: int, stop: int, at: int) -> int:
         """Fills what the kernel at hand does not take, or is not ready for."""
         out = self._checked(out)
+        start, stop, at = _whole_window(start, stop, at)
         rows = out
         if out.strides[1] != out.itemsize or not out.flags.aligned:
             rows = np.require(out, requirements=["C", "A"])

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jrope.positions._errors import PositionError
-from jrope.positions._inputs import as_int32, as_vector
+from jrope.positions._inputs import as_int32, as_size, as_vector, check_tokens
 
 PADDING = -1
 
@@ -24,7 +24,8 @@ def positions_from_indptr(
 
     Raises:
       PositionError: input, if the two do not fit; capacity, if `size` is too small;
-        position_beyond_table, if a position does not fit into int32.
+        position_beyond_table, if a position does not fit into int32; too_long.
+      TypeError, ValueError: `size` is no number of columns.
 
     >>> positions_from_indptr([0, 1, 5, 10], [4, 6, 3]).tolist()
     [4, 6, 7, 8, 9, 3, 4, 5, 6, 7]
@@ -35,6 +36,9 @@ def positions_from_indptr(
             "input", expected=f"{len(starts) - 1} offsets", got=f"{len(first)}"
         )
     tokens = int(starts[-1])
+    check_tokens("a batch", tokens)
+    if size is not None:
+        size = as_size("size", size, least=0)
     if size is not None and size < tokens:
         raise PositionError("capacity", expected=f"{tokens} columns", got=size)
     lengths = np.diff(starts)
@@ -90,15 +94,23 @@ def positions_from_mask(mask: ArrayLike) -> np.ndarray:
     """Positions of padded rows: real tokens count up from 0, the others are -1.
 
     Args:
-      mask: bool or int [*B, T], nonzero for real tokens.
+      mask: bool or int [*B, T], 1 for real tokens, 0 for others.
 
     Returns:
       int32 [*B, T].
 
+    Raises:
+      PositionError: input, if an entry is another number, as in masks of packed rows,
+        which number their documents; too_long.
+
     >>> positions_from_mask([[0, 0, 1, 1], [1, 1, 1, 0]]).tolist()
     [[-1, -1, 0, 1], [0, 1, 2, -1]]
     """
-    real = np.asarray(mask) != 0
+    given = np.asarray(mask)
+    real = given if given.dtype == bool else _ones(as_int32("mask", mask))
+    if not real.ndim:
+        raise PositionError("input", expected="mask of shape [*B, T]", got="a scalar")
+    check_tokens("mask", real.size)
     count = np.cumsum(real, axis=-1, dtype=np.int32) - np.int32(1)
     return np.where(real, count, np.int32(PADDING))
 
@@ -117,11 +129,28 @@ def positions_from_segment_ids(segment_ids: ArrayLike) -> np.ndarray:
     [0, 1, 2, 0, 1, -1]
     """
     ids = as_int32("segment_ids", segment_ids)
+    if not ids.ndim:
+        raise PositionError(
+            "input", expected="segment_ids of shape [*B, T]", got="a scalar"
+        )
     index = np.arange(ids.shape[-1], dtype=np.int32)
     begins = np.ones(ids.shape, bool)
     begins[..., 1:] = ids[..., 1:] != ids[..., :-1]
     begin = np.maximum.accumulate(np.where(begins, index, np.int32(0)), axis=-1)
     return np.where(ids > 0, index - begin, np.int32(PADDING))
+
+
+def _ones(mask: np.ndarray) -> np.ndarray:
+    """Where a mask of integers is 1."""
+    odd = mask[(mask != 0) & (mask != 1)]
+    if odd.size:
+        raise PositionError(
+            "input",
+            expected="a mask of 0 and 1",
+            got=int(odd[0]),
+            hint="are rows packed? Then use positions_from_segment_ids",
+        )
+    return mask == 1
 
 
 def _checked_indptr(indptr: ArrayLike) -> np.ndarray:

@@ -10,6 +10,7 @@ from jrope.positions._errors import (
     CAPACITY,
     IMAGE_KIND,
     SECONDS_INVALID,
+    TOO_LONG,
     TOO_MANY_AUDIO_LENGTHS,
     TOO_MANY_GRIDS,
     TOO_MANY_SECONDS,
@@ -102,7 +103,9 @@ def _next_special(ids, start, rule):
 
 @kernel(_INTEGERS, _RULE)
 def count_text(ids, rule):
-    """The number of tokens if all of them are text, else -1."""
+    """The number of tokens if all of them are text and not too many, else -1."""
+    if ids.shape[0] > rules.MOST_TOKENS:
+        return -1
     found = _next_special(ids, np.int64(0), rule)
     return found if found == ids.shape[0] else -1
 
@@ -236,6 +239,8 @@ def scan(ids, rule, images, videos, seconds, audio, table, options):
     options = whole(options)
     _start_table(table, rule)
     tokens, i = ids.shape[0], np.int64(0)
+    if tokens > rules.MOST_TOKENS:
+        return _report(table, TOO_LONG, 0, -1, rules.MOST_TOKENS, tokens, -1)
     while True:
         j = _next_special(ids, i, rule)
         advance_text(table, j - i)

@@ -229,8 +229,8 @@ def spec(
     from jrope.positions._families import ALIASES, FAMILIES
     from jrope.positions._from_config import as_mapping, fields_from_config
 
-    name = ALIASES.get(family, family)
-    if name not in FAMILIES:
+    name = ALIASES.get(family, family) if isinstance(family, str) else family
+    if not isinstance(name, str) or name not in FAMILIES:
         raise PositionError(
             "unknown_family",
             expected=f"one of {', '.join(sorted({*FAMILIES, *ALIASES}))}",

@@ -1,12 +1,13 @@
 """Positions of the patches inside a vision encoder: two axes, no text."""
 
+import math
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jrope.positions._errors import PositionError
-from jrope.positions._inputs import as_grids
+from jrope.positions._inputs import as_grids, check_tokens
 
 PatchOrder = Literal["merge_blocks", "row_major", "one_based_with_cls"]
 
@@ -30,7 +31,7 @@ def vision_positions(
       int32 [2, patches].
 
     Raises:
-      PositionError: input, grid_nonpositive, grid_not_divisible.
+      PositionError: input, grid_nonpositive, grid_not_divisible, too_long.
       ValueError: an unknown order, no size where it needs one, or one without use.
 
     >>> vision_positions([[1, 2, 4]], order="merge_blocks", spatial_merge_size=2)
@@ -51,6 +52,7 @@ def vision_positions(
         )
     grids = as_grids("grid_thw", grid_thw)
     _check(grids, merge)
+    check_tokens("patches", sum(map(math.prod, grids.tolist())))
     frames = [
         np.tile(_frame(height, width, order, merge), frames)
         for frames, height, width in grids.tolist()

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from jrope._show import show
+
 # In extended precision: np.pi is rounded to float64.
 TWO_PI = np.longdouble("6.28318530717958647692528676655900577")
 
@@ -177,7 +179,7 @@ def check_number(name: str, value: object, *, above: float = 0.0) -> None:
     >>> check_number("factor", 4.0)
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {show(value)}")
     try:
         number = float(value)
     except OverflowError:

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from jrope._show import show
 from jrope.scalings._base import (
     Frequencies,
     Geometry,
@@ -49,7 +50,7 @@ class Axial(Scaling):
         """Checks that the order is known."""
         if self.order not in get_args(AxialOrder):
             raise ValueError(
-                f"order must be one of {get_args(AxialOrder)}, got {self.order!r}"
+                f"order must be one of {get_args(AxialOrder)}, got {show(self.order)}"
             )
 
     def frequencies(self, geometry: Geometry) -> Frequencies:

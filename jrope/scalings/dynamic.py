@@ -6,6 +6,7 @@ from typing import Literal, Self, cast, get_args
 import numpy as np
 
 from jrope._layout import check_int
+from jrope._show import show
 from jrope.scalings._base import (
     Frequencies,
     Geometry,
@@ -101,7 +102,8 @@ class Dynamic(Scaling):
                 check_int(name, getattr(self, name), minimum=1)
         if self.base_rule not in get_args(BaseRule):
             raise ValueError(
-                f"base_rule must be one of {get_args(BaseRule)}, got {self.base_rule!r}"
+                f"base_rule must be one of {get_args(BaseRule)}, got "
+                f"{show(self.base_rule)}"
             )
         if self.factor is None and self.alpha is None:
             raise ValueError(
@@ -143,7 +145,7 @@ class Dynamic(Scaling):
             return []
         return [
             f"Hugging Face lets the base follow a sequence's length, serving engines "
-            f"keep it constant: base_rule={self.base_rule!r} is chosen"
+            f"keep it constant: base_rule={show(self.base_rule)} is chosen"
         ]
 
     def frequencies(self, geometry: Geometry) -> Frequencies:

@@ -6,7 +6,8 @@ from typing import Literal, Self
 
 import numpy as np
 
-from jrope._layout import check_int
+from jrope._layout import MAX_HEAD_DIM, check_int
+from jrope._show import show
 from jrope.scalings._base import (
     Frequencies,
     Geometry,
@@ -88,6 +89,11 @@ class LongRope(Scaling):
                 raise TypeError(
                     f"{name} must be a tuple of numbers, got {type(divisors).__name__}"
                 )
+            if len(divisors) > MAX_HEAD_DIM // 2:
+                raise ValueError(
+                    f"{name} must have at most {MAX_HEAD_DIM // 2} entries, one a "
+                    f"pair of a head's features, got {len(divisors)}"
+                )
             for i, divisor in enumerate(divisors):
                 check_number(f"{name}[{i}]", divisor)
         name = "original_max_position_embeddings"
@@ -95,7 +101,9 @@ class LongRope(Scaling):
         for name in ("factor", "attention_factor", "short_mscale", "long_mscale"):
             check_optional_number(name, getattr(self, name))
         if self.chosen not in ("short", "long"):
-            raise ValueError(f"chosen must be 'short' or 'long', got {self.chosen!r}")
+            raise ValueError(
+                f"chosen must be 'short' or 'long', got {show(self.chosen)}"
+            )
 
     def pinned(self, max_position_embeddings: int) -> Self:
         """The lengths' ratio as the factor, where the config does not name it."""

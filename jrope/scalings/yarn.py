@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from jrope._layout import check_int
+from jrope._show import show
 from jrope.scalings._base import (
     TWO_PI,
     Frequencies,
@@ -120,7 +121,7 @@ class Yarn(Scaling):
             name = "original_max_position_embeddings"
             check_int(name, self.original_max_position_embeddings, minimum=1)
         if not isinstance(self.truncate, bool):
-            raise TypeError(f"truncate must be a bool, got {self.truncate!r}")
+            raise TypeError(f"truncate must be a bool, got {show(self.truncate)}")
         if self.factor is None and self.original_max_position_embeddings is None:
             raise ValueError(
                 f"rope_type {self.rope_type!r} must have the key 'factor' or "
