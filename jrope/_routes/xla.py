@@ -70,7 +70,8 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
         Choice(since=(0, 11), form="swap"),
         # JAX 0.10: no join fuses inside loops, and bfloat16 moves slowly.
         Choice(partial=True, dtypes=_16_BITS, form="swap_bits"),
-        Choice(dtypes=_16_BITS, max_tokens=_FEW, form="swap_bits"),
+        Choice(partial=False, is_neox_style=True, max_tokens=_FEW, form="stack_held"),
+        Choice(dtypes=_16_BITS, max_tokens=_FEW, form="stack_held"),
         Choice(dtypes=_16_BITS, is_neox_style=True, form="stack_bits"),
         Choice(dtypes=_16_BITS, form="swap_bits"),
         Choice(form="swap"),
