@@ -39,7 +39,7 @@ BENCHES: dict[str, Bench] = {
     "rope": Bench("bench_rope"),
     "recompile": Bench("bench_recompile"),
     "decode_step": Bench("bench_decode_step"),
-    "positions": Bench("bench_positions", ("--quick",)),
+    "positions": Bench("bench_positions"),
     "precision": Bench("bench_precision"),
     "forms-quick": Bench("bench_forms", ("--quick",)),
 }

@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="under a minute")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     options = parser.parse_args()
-    timing = Plan(rounds=15, seconds=0.4 if options.quick else 4.0)
+    timing = Plan(rounds=15, seconds=0.4 if options.quick else 2.0)
     named = [case for case in CASES if not options.quick or case.name in GOALS]
     peer = transformers_state()
     there = not peer.startswith("skipped")

@@ -173,6 +173,16 @@ def without_places(text: str) -> str:
     return re.sub(r", metadata=\{[^}]*\}", "", text[start.start() if start else 0 :])
 
 
+def heart(text: str) -> list[str]:
+    """The lines of a program that say what runs: its loop's body, or its entry."""
+    body = re.search(r"body=(%[\w.\-]+)", text)
+    lines = without_places(text).splitlines()
+    name = body[1] if body else "ENTRY"
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"{name} "))
+    found = lines[start : lines.index("}", start)]
+    return [line.strip() for line in found if re.search("fusion|concat|copy", line)]
+
+
 def check(
     name: str, got: tuple[Array, Array], candidate: Candidate, cell: Cell
 ) -> None:
@@ -216,14 +226,18 @@ def run_cell(cell: Cell, mode: str, *, quick: bool) -> dict[str, Any]:
     }
     plan = _QUICK if quick else _LONG if is_long else _SHORT
     close = measure(near, plan=plan, work=steps)
-    return result(cell, mode, made.names, first, close)
+    row = result(cell, mode, made.names, first, close)
+    if row["misses"]:
+        best = made.names[row["best_form"]]
+        row["hlo"] = {name: heart(made.texts[name]) for name in (OURS, best)}
+    return row
 
 
 # Rounds of everybody, then of those that are near. Programs are warm after the check.
 _SHORT_SCREEN = Plan(rounds=5, seconds=0.2, warm_up=1)
 _SHORT = Plan(rounds=60, seconds=1.5, sample_seconds=1e-3, warm_up=1)
-_SCREEN = Plan(rounds=2, seconds=0, warm_up=0)
-_LONG = Plan(rounds=9, seconds=2.0, warm_up=0)
+_SCREEN = Plan(rounds=1, seconds=0, warm_up=0)
+_LONG = Plan(rounds=7, seconds=2.0, warm_up=0)
 _QUICK = Plan(rounds=3, seconds=0.1, warm_up=1)
 
 

@@ -101,10 +101,7 @@ def measure(
     for call in calls.values():
         for _ in range(plan.warm_up):
             jax.block_until_ready(call())
-    # The shortest of some, since the first of them may have been disturbed.
-    once = {
-        name: min(_sample(call, 1) for _ in range(3)) for name, call in calls.items()
-    }
+    once = {name: _once(call, plan) for name, call in calls.items()}
     repeats = {
         name: max(1, math.ceil(plan.sample_seconds / seconds))
         for name, seconds in once.items()
@@ -122,6 +119,15 @@ def measure(
         name: Timing(name=name, seconds=tuple(values))
         for name, values in samples.items()
     }
+
+
+def _once(call: Callable[[], Any], plan: Plan) -> float:
+    """About how long a call takes: the shortest of some, as any may be disturbed."""
+    first = _sample(call, 1)
+    # A disturbance does not make a short call so long.
+    if first > 30 * plan.sample_seconds:
+        return first
+    return min(first, _sample(call, 1), _sample(call, 1))
 
 
 def _sample(call: Callable[[], Any], repeats: int) -> float:

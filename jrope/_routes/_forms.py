@@ -39,13 +39,15 @@ class Form(Protocol):
 def concat_held(
     x: Array, cos: Array, sin: Array, *, is_neox_style: bool, rotary_offset: int = 0
 ) -> Array:
-    """The definition, with its rows held.
+    """The definition, with its rows held as one array, which is looked up at once.
 
     A `concatenate` over the features is a loop of its own with full-size temporaries up
     to JAX 0.10; from 0.11 on it fuses inside loops and is then the cheapest for few
     tokens.
     """
-    cos, sin = lax.optimization_barrier((cos, sin))
+    half = cos.shape[-1]
+    rows = lax.optimization_barrier(jnp.concatenate([cos, sin], axis=-1))
+    cos, sin = rows[..., :half], rows[..., half:]
     return rotate_one(
         x, cos, sin, is_neox_style=is_neox_style, rotary_offset=rotary_offset
     )
@@ -75,6 +77,28 @@ def stack(
         padded = _pad(block, rotary_offset, rest)
         block = jnp.where(_inside(x, width, rotary_offset), padded, move(x))
     return lax.bitcast_convert_type(block, x.dtype) if as_bits else block
+
+
+def stack_held(
+    x: Array, cos: Array, sin: Array, *, is_neox_style: bool, rotary_offset: int = 0
+) -> Array:
+    """`stack` in bits, with rows that JAX 0.10 holds as well.
+
+    XLA:CPU drops the barrier there before it fuses, but neither drops nor fuses a join
+    of the rows with themselves. One copy of few rows costs less than their lookup in
+    the loop over heads.
+    """
+    half = cos.shape[-1]
+    twice = jnp.concatenate([cos, sin, cos, sin], axis=-1)
+    rows = lax.optimization_barrier(twice)[..., 2 * half :]
+    return stack(
+        x,
+        rows[..., :half],
+        rows[..., half:],
+        is_neox_style=is_neox_style,
+        rotary_offset=rotary_offset,
+        as_bits=True,
+    )
 
 
 def select(
@@ -163,6 +187,7 @@ FORMS: dict[str, Form] = {
     "concat_held": concat_held,
     "stack": stack,
     "stack_bits": functools.partial(stack, as_bits=True),
+    "stack_held": stack_held,
     "select": select,
     "swap": swap,
     "swap_bits": functools.partial(swap, as_bits=True),

@@ -52,9 +52,10 @@ _FEW = 16
 _16_BITS = ("bfloat16", "float16")
 
 # The first row that covers a case decides; a JAX newer than all rows uses the newest.
-# Source: `python -m benchmarks.bench_forms` on each minor version. From 256 tokens on,
-# a form whose temporaries are as large as its operand is not eligible; before JAX 0.12
-# neither is swap_update, which XLA:CPU miscompiles there.
+# Source: `python -m benchmarks.bench_forms` on each minor version, and `bench_rope` for
+# `stack_held`. From 256 tokens on, a form whose temporaries are as large as its operand
+# is not eligible; before JAX 0.12 neither is swap_update, which XLA:CPU miscompiles
+# there.
 CHOICES: dict[str, tuple[Choice, ...]] = {
     "cpu": (
         # JAX 0.12: concatenates fuse inside loops, floats move as cheaply as integers.
@@ -70,7 +71,9 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
         Choice(since=(0, 11), form="swap"),
         # JAX 0.10: no join fuses inside loops, and bfloat16 moves slowly.
         Choice(partial=True, dtypes=_16_BITS, form="swap_bits"),
-        Choice(dtypes=_16_BITS, max_tokens=_FEW, form="swap_bits"),
+        Choice(partial=False, is_neox_style=True, max_tokens=_FEW, form="stack_held"),
+        # At 16 tokens swap_bits is ahead with these pairs.
+        Choice(dtypes=_16_BITS, max_tokens=1, form="stack_held"),
         Choice(dtypes=_16_BITS, is_neox_style=True, form="stack_bits"),
         Choice(dtypes=_16_BITS, form="swap_bits"),
         Choice(form="swap"),
