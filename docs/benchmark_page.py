@@ -163,10 +163,11 @@ def _is_number(text: str) -> bool:
 
 def _stamps(results: Results) -> str:
     """A line for each machine, or JAX, that the numbers are from."""
-    stamps = results.get("stamps") or {"": results.get("stamp")}
-    if not all(stamps.values()):
+    single = [results["stamp"]] if "stamp" in results else []
+    stamps = [*results.get("stamps", {}).values(), *single]
+    if not stamps:
         return "*No stamp: the machine is not known.*"
-    return "\n\n".join(map(_stamp, stamps.values()))
+    return "\n\n".join(map(_stamp, stamps))
 
 
 def _stamp(stamp: Mapping[str, Any]) -> str:

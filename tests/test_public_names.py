@@ -132,7 +132,7 @@ def test_arguments_are_described(name, value):
 
 
 def test_pydoc_shows_every_name_and_the_map_of_modules():
-    page = pydoc.plaintext.document(jrope)
+    page = pydoc.plain(pydoc.render_doc(jrope))
     for name in jrope.__all__:
         assert name in page or name == "__version__", name
     assert f"VERSION\n    {jrope.__version__}" in page
