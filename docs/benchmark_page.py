@@ -7,6 +7,7 @@ Every file gets a section. What a section says and how its table looks is a row 
 import dataclasses
 import fnmatch
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Section:
       files: pattern of their names, without the ending.
       title: of the section.
       says: what was asked, and how to read the table.
-      command: makes such a file; `{file}` stands for its path.
+      command: makes such a file; `{file}` stands for its path, `{name}` for its name.
       table: makes the table.
     """
 
@@ -69,15 +70,18 @@ def _section(path: Path) -> str:
             f"{path.name} must have what the section {section.title!r} shows, got "
             f"{error!r}; was the benchmark changed and docs/benchmark_page.py not?"
         ) from error
-    command = section.command.format(file=f"benchmarks/results/{path.name}")
-    title = section.title.format(jax=_versions(results).get("jax", ""))
+    command = section.command.format(
+        file=f"benchmarks/results/{path.name}", name=path.stem
+    )
+    versions = results.get("stamp", {}).get("versions", {})
+    title = section.title.format(jax=versions.get("jax", ""))
     return "\n".join(
         [
             f"## {title}",
             f"\n{section.says}\n",
             table,
             f"\n```sh\n{command}\n```",
-            f"\n{_stamp(results)}\n",
+            f"\n{_stamps(results)}\n",
         ]
     )
 
@@ -104,14 +108,15 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> st
 
 def plain_tables(results: Results) -> str:
     """Whatever is in a file: single numbers, then a table for each list of rows."""
-    single = {k: v for k, v in results.items() if _is_plain(v)}
-    parts = []
-    if single:
-        parts.append(markdown_table(["", "value"], single.items()))
-    for key, value in results.items():
-        if key != "stamp" and not _is_plain(value):
-            title = key.replace("_", " ")
-            parts += [f"**{title}**", _plain_rows(value)]
+    single = {key: value for key, value in results.items() if _is_plain(value)}
+    lists = {
+        key.replace("_", " "): _plain_rows(value)
+        for key, value in results.items()
+        if key not in (*single, "stamp", "stamps", "sources")
+    }
+    parts = [markdown_table(["", "value"], single.items())] if single else []
+    for title, table in lists.items():
+        parts += [f"**{title}**", table] if len(lists) > 1 else [table]
     return "\n\n".join(parts)
 
 
@@ -153,21 +158,20 @@ def _text(cell: object) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text.replace(",", "").replace(".", "").removesuffix("x").isdigit()
+    return re.fullmatch(r"-?[\d,.]+(e[-+]\d+)?x?", text) is not None
 
 
-def _versions(results: Results) -> Mapping[str, str]:
-    return results.get("stamp", {}).get("versions", {})
-
-
-def _stamp(results: Results) -> str:
-    """One line on the machine; a file without a stamp says so."""
-    if "stamp" not in results:
+def _stamps(results: Results) -> str:
+    """A line for each machine, or JAX, that the numbers are from."""
+    single = [results["stamp"]] if "stamp" in results else []
+    stamps = [*results.get("stamps", {}).values(), *single]
+    if not stamps:
         return "*No stamp: the machine is not known.*"
-    stamp = results["stamp"]
-    versions = ", ".join(
-        f"{name} {number}" for name, number in _versions(results).items()
-    )
+    return "\n\n".join(map(_stamp, stamps))
+
+
+def _stamp(stamp: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {it}" for name, it in stamp["versions"].items())
     return (
         f"*{stamp['cpu']}, {stamp['cores']} of its cores, load {stamp['load']:.1f} "
         f"when it began; {versions}.*"
@@ -268,8 +272,15 @@ SECTIONS = (
         "heads of 128 features. *mode*: one call, or inside one program over "
         "advancing positions, as a server runs it. Every candidate's values are "
         "checked before it is timed. A peer's number is its time over jrope's.",
-        command="python -m benchmarks.bench_rope --json > {file}",
+        command="make bench ARGS={name}",
         table=_rope,
+    ),
+    Section(
+        files="forms-quick",
+        title="Ways to write the rotation, in a minute",
+        says="As the following, for one token and 256 in float32 and bfloat16 alone.",
+        command="make bench ARGS={name}",
+        table=_forms,
     ),
     Section(
         files="forms*",
@@ -290,11 +301,20 @@ SECTIONS = (
         table=_positions,
     ),
     Section(
+        files="precision",
+        title="How exact tables are",
+        says="The worst error of cos and sin in the upper half of each length, against "
+        "60-digit arithmetic: flat and two-level tables of exact angles, and float32 "
+        "angles.",
+        command="make bench ARGS={name}",
+        table=plain_tables,
+    ),
+    Section(
         files="recompile",
         title="What compiles again",
         says="Programs compiled while the context grows, with jrope and with forms "
         "that cut their table to its length.",
-        command="python -m benchmarks.bench_recompile --json > {file}",
+        command="make bench ARGS={name}",
         table=plain_tables,
     ),
     Section(
@@ -302,7 +322,7 @@ SECTIONS = (
         title="A decode step, host and device",
         says="From the positions of all requests to a step of a twelve-layer "
         "attention stack.",
-        command="python -m benchmarks.bench_decode_step --json > {file}",
+        command="make bench ARGS={name}",
         table=plain_tables,
     ),
     Section(

@@ -1,10 +1,12 @@
-"""Pages that are made while the site is built, from files that live elsewhere."""
+"""Pages that are made while the site is built, and a check of those with examples."""
 
 import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 # MkDocs loads this file by its path, so the folder beside it is no package yet.
@@ -22,3 +24,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fails where an example was taken for a quotation: see fenced_examples.py."""
+    del config, files
+    if "<blockquote>\n<blockquote>" in html:
+        raise PluginError(
+            f"{page.file.src_path} must show examples as code, got quotations; does "
+            f"one stand without an empty line before it?"
+        )
+    return html

@@ -1,5 +1,42 @@
 """jrope: rotary position embeddings for JAX.
 
+A config becomes a table, once a model. A step reads the rows of its positions, once.
+Every layer turns its queries and keys by them:
+
+>>> import jax.numpy as jnp
+>>> import jrope
+>>> config = jrope.RopeConfig(head_dim=64, rope_theta=1e4, max_position_embeddings=512)
+>>> table = jnp.asarray(jrope.compute_cos_sin_cache(config))
+>>> cos, sin = jrope.lookup(table, jnp.arange(16), layout=config.layout)
+>>> query, key = jnp.ones((16, 8, 64)), jnp.ones((16, 2, 64))  # [T, heads, H]
+>>> query, key = jrope.rotate(query, key, cos, sin, layout=config.layout)
+
+Names, in the order of that life:
+
+- what a model's rotation is: RopeConfig, RotaryLayout, config_from_hf, layers_from_hf,
+  vision_config_from_hf, mrope_axes, SCALINGS
+- its table: compute_cos_sin_cache, TwoLevelTable, StackedTable, DualChunkTable,
+  FopeTable
+- turning heads: lookup, rotate, apply_rope, rerope, and rotate_one, the definition
+- beside it: permute_pairing for weights, query_temperature for Llama 4 and Ministral
+
+Modules, each imported by its name:
+
+- jrope.nnx, jrope.linen: layers that hold the table
+- jrope.positions: positions of prompts with images, videos and audio, on the host
+- jrope.positions_jax: positions from indptr, masks and segment ids, in the graph
+- jrope.fused: the rotation with its neighbours (packed qkv, norms, paged caches)
+- jrope.vllm, jrope.flashinfer: the functions of these two
+- jrope.adapters: MaxText, gemma, EasyDeL and others, a module each
+- jrope.scalings: every rope_type, a dataclass each
+- jrope.context_parallel: a sequence that is split over devices
+- jrope.routes, jrope.hpu, jrope.buckets: platforms that JAX does not know
+- jrope.explain: what a config.json means
+
+Letters in shapes: B batch, T tokens, N query heads, K key heads, H features per head,
+R features rotated, P rows of the table, A axes of positions. A star is any number of
+axes: [*B, T]. Positions are absolute, from 0; frequencies are radians per position.
+
 Names of the host half are imported at once and need only numpy; names of the device
 half import jax when they are first used, so that a host process never loads it.
 """

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import pydoc
 import re
 import textwrap
 
@@ -128,3 +129,14 @@ def test_arguments_are_described(name, value):
         return
     for argument in taken:
         assert re.search(rf"\b{argument}\b", doc), f"{name} does not say {argument}"
+
+
+def test_pydoc_shows_every_name_and_the_map_of_modules():
+    page = pydoc.plain(pydoc.render_doc(jrope))
+    for name in jrope.__all__:
+        assert name in page or name == "__version__", name
+    assert f"VERSION\n    {jrope.__version__}" in page
+    for path in modules():
+        parts = path.split(".")
+        shown = ".".join(parts[:2])  # Adapters are listed as one.
+        assert shown in page, f"the package's text leaves out {shown}"

@@ -125,6 +125,9 @@ def positions_from_segment_ids(segment_ids: ArrayLike) -> np.ndarray:
     Returns:
       int32 [*B, T], -1 for padding.
 
+    Raises:
+      PositionError: input, if the ids are no integers [*B, T].
+
     >>> positions_from_segment_ids([1, 1, 1, 2, 2, 0]).tolist()
     [0, 1, 2, 0, 1, -1]
     """
