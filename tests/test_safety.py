@@ -63,7 +63,7 @@ def forbidden(tree):
             for name in node.names:
                 if is_bad(top, name.name):
                     yield node.lineno, f"{top}.{name.name}"
-        elif is_read(node) and node.id in CALLS:
+        elif isinstance(node, ast.Name) and is_read(node) and node.id in CALLS:
             yield node.lineno, node.id
         elif isinstance(node, ast.Attribute):
             holder = node.value.id if isinstance(node.value, ast.Name) else ""
@@ -77,7 +77,7 @@ def forbidden(tree):
 
 def is_read(node):
     """Whether a name is looked up: a field may be called `compile`."""
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    return isinstance(node.ctx, ast.Load)
 
 
 def is_bad(module, name):
