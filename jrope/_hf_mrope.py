@@ -1,5 +1,7 @@
 """Reads a model's axis map: from its rope dict, or what its code does without a key."""
 
+from collections.abc import Mapping
+
 from jrope._axes import AxisMap, AxisOrder, mrope_axes
 from jrope._hf_rope import Config, agreed
 from jrope._model_types import ModelType
@@ -18,6 +20,28 @@ SECTION_TYPES: dict[str, tuple[str, AxisOrder | None]] = {
     "openpangu": ("default", "balanced"),
     "xdrope": ("dynamic", "chunked"),
 }
+# What each axis of the positions is, by how many there are: t time, h height, w width,
+# p the token's index. Sources: Qwen2-VL's get_rope_index, and all that follow it;
+# HunYuan-VL's get_xdrope_input_positions in vLLM.
+_AXIS_NAMES = {3: ("t", "h", "w")}
+_XD_AXIS_NAMES = {3: ("w", "h", "t"), 4: ("p", "w", "h", "t")}
+
+
+def axis_names(config: Config, axes: int) -> tuple[str, ...] | None:
+    """What the axes of a model's positions are, None where that is not known.
+
+    Args:
+      config: the text model's keys.
+      axes: how many its layers have.
+    """
+    dicts = [config.get(key) for key in ("rope_scaling", "rope_parameters")]
+    outer = [rope for rope in dicts if isinstance(rope, Mapping)]
+    inner = [r for rope in outer for r in rope.values() if isinstance(r, Mapping)]
+    is_xd = any(
+        "xdrope" in _section_types(rope) or rope.get("xdrope_section") is not None
+        for rope in (*outer, *inner)
+    )
+    return (_XD_AXIS_NAMES if is_xd else _AXIS_NAMES).get(axes)
 
 
 def axes_from_rope(rope: Config, model: ModelType, rotary_dim: int) -> AxisMap | None:

@@ -5,18 +5,20 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jrope._config import RopeConfig
-from jrope._hf import config_from_hf
+from jrope._hf import config_from_hf, read
 from jrope._hf_layers import (
     counts_layers,
     layers_from_hf,
     query_temperatures_from_hf,
 )
+from jrope._hf_mrope import axis_names
 from jrope._tables import FINE_ROWS
 from jrope.scalings import Default
 
@@ -44,6 +46,7 @@ class Explanation:
       softmax_scale_factor: multiplies the attention's softmax scale.
       position_axes: axes of multimodal positions, None for one-dimensional ones.
       axis_of_frequency: the axis that drives each pair, None likewise.
+      axis_names: what each axis is (t, h, w), None where that is not known.
       flat_table_bytes: memory of the flat table.
       two_level_table_bytes: memory of the two-level one.
       warnings: what experience asks to look at.
@@ -69,17 +72,24 @@ class Explanation:
     softmax_scale_factor: float
     position_axes: int | None
     axis_of_frequency: list[int] | None
+    axis_names: list[str] | None
     flat_table_bytes: int
     two_level_table_bytes: int
     warnings: list[str]
 
 
-def explain(config: RopeConfig, *, layers: str = "all layers") -> Explanation:
+def explain(
+    config: RopeConfig,
+    *,
+    layers: str = "all layers",
+    names: Sequence[str] | None = None,
+) -> Explanation:
     """What a config means.
 
     Args:
       config: of some layers of a model.
       layers: which, for people.
+      names: of the axes of its positions, where they are known.
 
     >>> config = RopeConfig(head_dim=4, rope_theta=1e4, max_position_embeddings=4096)
     >>> [round(length) for length in explain(config).wavelengths]
@@ -111,6 +121,7 @@ def explain(config: RopeConfig, *, layers: str = "all layers") -> Explanation:
         softmax_scale_factor=float(made.softmax_scale_factor),
         position_axes=config.layout.position_axes,
         axis_of_frequency=None if axes is None else list(axes),
+        axis_names=None if names is None else list(names),
         flat_table_bytes=rows * width * _FLOAT32,
         two_level_table_bytes=two_level_rows * width * _FLOAT32,
         warnings=config.scaling.warnings(rows),
@@ -155,24 +166,32 @@ def explain_hf(
     else:
         per_layer = layers_from_hf(hf_config, **given)
         found = {config: _which(per_layer, config) for config in per_layer}
+    keys, _ = read(hf_config, True)
     return [
         explanation
         for config, layers in found.items()
         if config is not None
-        for explanation in _by_length(config, layers)
+        for explanation in _by_length(
+            config, layers, axis_names(keys, config.layout.position_axes or 1)
+        )
     ]
 
 
-def _by_length(config: RopeConfig, layers: str) -> list[Explanation]:
+def _by_length(
+    config: RopeConfig, layers: str, names: Sequence[str] | None
+) -> list[Explanation]:
     """One explanation, or two where short and long requests differ."""
     rows = config.max_position_embeddings
     short, long = config.for_length(1), config.for_length(rows)
     if short == long or short.longest_request >= rows:
-        return [explain(config, layers=layers)]
+        return [explain(config, layers=layers, names=names)]
     limit = short.longest_request
     return [
-        explain(short, layers=f"{layers}; requests of up to {limit} positions"),
-        explain(long, layers=f"{layers}; a request of {rows} positions"),
+        explain(kind, layers=f"{layers}; {which}", names=names)
+        for kind, which in (
+            (short, f"requests of up to {limit} positions"),
+            (long, f"a request of {rows} positions"),
+        )
     ]
 
 
@@ -206,7 +225,7 @@ def to_text(explanation: Explanation) -> str:
         f"  base              {e.rope_theta:.10g}",
         f"  positions         {e.rows} rows"
         + (f", trained on {e.trained_length}" if e.trained_length else "")
-        + _axes_text(e.axis_of_frequency),
+        + _axes_text(e),
         f"  attention factor  {e.attention_factor:.6g} on cos and sin",
         f"  softmax factor    {e.softmax_scale_factor:.6g} on the softmax scale",
         f"  table             {megabytes[0]:.1f} MiB flat, {megabytes[1]:.1f} MiB in "
@@ -231,11 +250,14 @@ def _fields_text(scaling: dict[str, Any]) -> str:
     )
 
 
-def _axes_text(axes: list[int] | None) -> str:
-    """How many axes there are, and how many pairs each drives."""
+def _axes_text(e: Explanation) -> str:
+    """How many axes there are, how many pairs each drives, and what it is."""
+    axes, names = e.axis_of_frequency, e.axis_names
     if axes is None:
         return ""
     counts = [str(axes.count(axis)) for axis in range(max(axes) + 1)]
+    if names is not None:
+        counts = [f"{n} ({name})" for n, name in zip(counts, names, strict=True)]
     return f", {len(counts)} axes of {', '.join(counts)} pairs"
 
 
@@ -255,10 +277,12 @@ def _slow(e: Explanation) -> str:
 def _pair_lines(e: Explanation) -> list[str]:
     """About ten pairs, evenly spread, the first and the last among them."""
     shown = np.unique(np.linspace(0, len(e.wavelengths) - 1, 10).round().astype(int))
-    axes = e.axis_of_frequency
+    axes: Sequence[object] | None = e.axis_of_frequency
+    if e.axis_of_frequency is not None and e.axis_names is not None:
+        axes = [e.axis_names[axis] for axis in e.axis_of_frequency]
     return [
         f"  {i:4d}   {e.wavelengths[i]:16.1f}   {e.divided_by[i]:10.4g}"
-        + (f"   {axes[i]:4d}" if axes else "")
+        + (f"   {axes[i]!s:>4}" if axes else "")
         for i in shown
     ]
 

@@ -21,6 +21,7 @@ from jrope._axes import AXIS_ORDERS, mrope_axes
 from jrope._gather import OutOfRange
 from jrope._layout import RotaryLayout, check_int
 from jrope._ops import apply_rope
+from jrope._rotate import check_layout
 from jrope._routes import ROUTES, Rotation, Route, keys_of, routes_for
 from jrope._routes._platforms import (
     ALIASES,
@@ -39,6 +40,7 @@ from jrope._routes.composite import (
     Mode,
     definition,
 )
+from jrope._show import show
 
 __all__ = [
     "BLOCKWISE",
@@ -212,8 +214,11 @@ def lower_step(
     True
     """
     check_platform("platform", platform)
-    if len(shape) < 3:
-        raise ValueError(f"shape must be [*B, T, N, H] of the query, got {shape}")
+    if not isinstance(shape, tuple | list) or len(shape) < 3:
+        raise ValueError(f"shape must be [*B, T, N, H] of the query, got {show(shape)}")
+    check_layout(layout)
+    if not isinstance(backward, bool):
+        raise TypeError(f"backward must be a bool, got {show(backward)}")
     for size in shape:
         check_int("a size in shape", size, minimum=0)
     check_int("key_heads", key_heads, minimum=1)
@@ -234,6 +239,12 @@ def lower_step(
     def of(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
+    try:
+        jnp.dtype(dtype)
+    except TypeError as reason:
+        raise TypeError(
+            f"dtype must be one of JAX's, such as 'bfloat16', got {show(dtype)}"
+        ) from reason
     axes = () if layout.position_axes is None else (layout.position_axes,)
     traced = jax.jit(step).trace(
         of((*axes, *shape[:-2]), "int32"),

@@ -59,6 +59,7 @@ def test_every_rank_holds_its_tokens(scheme, size):
         assert static.tolist() == wanted
 
 
+# NVIDIA/Megatron-LM#5243
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_packed_documents_restart_at_zero(scheme):
     rng = np.random.default_rng(0)

@@ -1,6 +1,10 @@
 """The demo's files and options: GGUF, weights, command line; no real weights."""
 
 import hashlib
+import random
+import struct
+import tracemalloc
+import warnings
 from pathlib import Path
 
 import gguf
@@ -77,6 +81,83 @@ def test_gguf_says_what_is_wrong(small_gguf: bytes, place, value, message):
     broken[place : place + len(value)] = value
     with pytest.raises(GgufError, match=message):
         GgufFile(broken)
+
+
+def test_gguf_of_random_damage_is_an_error_or_a_file(small_gguf: bytes):
+    rng = random.Random(0)
+    outcomes = {True: 0, False: 0}
+    for _ in range(3000):
+        broken = bytearray(small_gguf)
+        for _ in range(rng.choice([1, 1, 2, 4])):
+            place, count = rng.randrange(len(broken)), rng.choice([1, 1, 4, 8])
+            value = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
+            broken[place : place + count] = bytes([value]) * count
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Of floats that overflow.
+                for tensor in GgufFile(broken).tensors.values():
+                    assert tensor.to_float32().shape == tensor.shape
+        except GgufError:
+            outcomes[False] += 1
+        else:
+            outcomes[True] += 1
+    assert min(outcomes.values()) > 300
+
+
+def gguf_of(*parts: bytes, tensors: int = 0, entries: int = 0) -> bytes:
+    return b"".join((b"GGUF", struct.pack("<IQQ", 3, tensors, entries), *parts))
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+ENTRY = text(b"a") + struct.pack("<II", 4, 7)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            gguf_of(ENTRY, ENTRY, entries=2),
+            "a name must stand once in the file, got a",
+        ),
+        (gguf_of(entries=2**63), "the file ends inside a metadata name"),
+        (gguf_of(tensors=2**63), "the file ends inside a tensor name"),
+        (gguf_of(struct.pack("<Q", 2**63), entries=1), "ends inside a metadata name"),
+        (
+            gguf_of(text(b"a"), struct.pack("<IIQ", 9, 8, 2**63), entries=1),
+            "the file ends inside a: 8 bytes wanted",
+        ),
+        (
+            gguf_of(text(b"a"), struct.pack("<IIQ", 9, 4, 2**62), entries=1),
+            "the file ends inside a: 18446744073709551616 bytes wanted",
+        ),
+        (
+            gguf_of(text(b"a"), struct.pack("<IIIQ", 9, 9, 9, 1), entries=1),
+            "a is an array of the unknown value type 9",
+        ),
+        *(
+            (
+                gguf_of(text(b"t"), struct.pack("<I4QIQ", 4, *axes, 0, 0), tensors=1),
+                message,
+            )
+            for axes, message in (
+                ((2**40, 2**40, 2**40, 2**40), "the file ends inside t"),
+                ((2**32, 2**31, 1, 1), "the file ends inside t"),
+                ((0, 2**63, 2**63, 1), r"t must have axes of at least 1, got \[0, 92"),
+                ((1, 0, 1, 1), "t must have axes of at least 1"),
+            )
+        ),
+    ],
+)
+def test_gguf_of_hostile_sizes(content: bytes, message: str):
+    tracemalloc.start()
+    with pytest.raises(GgufError, match=message):
+        GgufFile(content)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
 
 
 CONTENT = bytes(range(256)) * 10

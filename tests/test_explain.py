@@ -153,7 +153,47 @@ def test_axes_of_a_multimodal_model(tmp_path, capsys):
     }
     status, text = explain(tmp_path, capsys, config)
     assert status == 0
-    assert "trained on 64, 3 axes of 2, 1, 1 pairs" in text.out
+    assert "trained on 64, 3 axes of 2 (t), 1 (h), 1 (w) pairs" in text.out
     lines = [line.split() for line in text.out.splitlines()]
     first = next(i for i, line in enumerate(lines) if line[:1] == ["pair"])
-    assert [int(line[-1]) for line in lines[first + 1 : first + 5]] == [0, 1, 2, 0]
+    assert [line[-1] for line in lines[first + 1 : first + 5]] == [*"thwt"]
+    _, text = explain(tmp_path, capsys, config, "--json")
+    assert json.loads(text.out)["rope"][0]["axis_names"] == [*"thw"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "rope", "shown"),
+    [
+        (
+            "hunyuan_vl",
+            {"type": "xdrope", "alpha": 1000.0, "xdrope_section": [1, 1, 1, 1]},
+            ["4 axes of 1 (p), 1 (w), 1 (h), 1 (t) pairs", "pwht"],
+        ),
+        (
+            "hunyuan_vl",
+            {"type": "xdrope", "alpha": 1000.0, "xdrope_section": [1, 1, 2]},
+            ["3 axes of 1 (w), 1 (h), 2 (t) pairs", "whtt"],
+        ),
+        # Two axes are not the same in every model.
+        (
+            None,
+            {"rope_type": "default", "mrope_section": [2, 2]},
+            ["2 axes of 2, 2 pairs", "0011"],
+        ),
+    ],
+)
+def test_axes_are_named_where_they_are_known(tmp_path, capsys, model_type, rope, shown):
+    config = {
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "rope_theta": 1e4,
+        "rope_scaling": rope,
+    }
+    if model_type is not None:
+        config["model_type"] = model_type
+    status, text = explain(tmp_path, capsys, config)
+    assert status == 0, text.err
+    assert shown[0] in text.out
+    lines = [line.split() for line in text.out.splitlines()]
+    first = next(i for i, line in enumerate(lines) if line[:1] == ["pair"])
+    assert [line[-1] for line in lines[first + 1 : first + 5]] == [*shown[1]]

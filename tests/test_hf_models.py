@@ -68,6 +68,7 @@ def own_file(request):
         pytest.skip("another file of models is under test")
 
 
+# huggingface/smollm#130
 def test_smollm3_has_no_rope_in_every_fourth_layer():
     layers = layers_from_hf(by_name("SmolLM3-3B"))
     assert [i for i, layer in enumerate(layers) if layer is None] == [*range(3, 36, 4)]
@@ -75,6 +76,7 @@ def test_smollm3_has_no_rope_in_every_fourth_layer():
     assert layers_from_hf(derived) == layers
 
 
+# huggingface/smollm#130
 def test_cohere2_rotates_sliding_layers_alone():
     config = {**by_name("Command-R7B (Cohere2)"), "num_hidden_layers": 8}
     rotated = [layer is not None for layer in layers_from_hf(config)]
@@ -82,6 +84,7 @@ def test_cohere2_rotates_sliding_layers_alone():
     assert config_from_hf(config, layer_type="full_attention") is None
 
 
+# huggingface/smollm#130
 def test_exaone4_rotates_all_layers_without_a_window():
     config = by_name("EXAONE-4.0-32B")
     hybrid = layers_from_hf(config)
@@ -90,6 +93,7 @@ def test_exaone4_rotates_all_layers_without_a_window():
     assert all(layer is not None for layer in layers_from_hf(small))
 
 
+# Blaizzy/mlx-vlm#1709
 def test_gemma3_needs_two_tables():
     config = {**by_name("Gemma-3-1B"), "num_hidden_layers": 26}
     layers = layers_from_hf(config)
@@ -98,6 +102,7 @@ def test_gemma3_needs_two_tables():
     assert len(set(layers)) == 2
 
 
+# Blaizzy/mlx-vlm#1709
 def test_modernbert_is_global_in_every_third_layer():
     config = {**by_name("ModernBERT-base"), "num_hidden_layers": 6}
     thetas = [layer.rope_theta for layer in layers_from_hf(config) if layer]

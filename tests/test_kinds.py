@@ -130,6 +130,7 @@ LONG = RopeConfig(
 )
 
 
+# vllm-project/vllm#27414
 def test_a_batch_of_short_and_long_requests_equals_each_alone():
     short, long = LONG.for_length(32), LONG.for_length(33)
     assert short != long

@@ -71,6 +71,7 @@ def test_the_table_is_no_parameter():
     np.testing.assert_array_equal(table, TABLE)
 
 
+# marin-community/levanter#504
 def test_weight_decay_leaves_the_table():
     variables = init(Model(), POSITIONS, X)
     params, cache = variables["params"], variables["rope_cache"]
@@ -195,6 +196,7 @@ def test_init_under_jit_and_donated_variables():
         np.testing.assert_allclose(out, expected, rtol=0, atol=1e-6)
 
 
+# jax-ml/jax#10596
 def test_nothing_is_baked_into_the_program():
     config = RopeConfig(head_dim=128, rope_theta=1e4, max_position_embeddings=131072)
     module = RotaryEmbedding(config)

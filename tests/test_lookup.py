@@ -74,6 +74,7 @@ def test_refused_positions(positions, error, message):
         rows(positions)
 
 
+# flashinfer-ai/flashinfer#585
 @pytest.mark.parametrize(
     ("table", "error", "message"),
     [

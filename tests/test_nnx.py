@@ -77,6 +77,7 @@ def test_the_table_is_no_parameter():
     assert [table.shape for table in tables] == [TABLE.shape]
 
 
+# marin-community/levanter#504
 def test_gradients_and_weight_decay_leave_the_table():
     module = model()
     optimizer = nnx.Optimizer(
@@ -135,6 +136,7 @@ def test_every_kind_of_jit(jit):
     )
 
 
+# marin-community/levanter#1290
 def test_jax_jit_over_split_state_and_its_donation():
     module = model()
     expected = module(POSITIONS, X)
@@ -228,6 +230,7 @@ def test_init_under_jit_bakes_nothing_in():
     np.testing.assert_array_equal(made.rope.cos_sin_cache[...], TABLE)
 
 
+# jax-ml/jax#10596
 def test_a_jitted_layer_bakes_nothing_in():
     config = RopeConfig(head_dim=128, rope_theta=1e4, max_position_embeddings=131072)
     graph, state = nnx.split(RotaryEmbedding(config))

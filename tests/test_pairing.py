@@ -19,6 +19,7 @@ CONFIG = RopeConfig(
 RNG = np.random.default_rng(0)
 
 
+# rasbt/LLMs-from-scratch#751
 def test_scores_are_those_of_the_other_pairing():
     table = jnp.asarray(compute_cos_sin_cache(CONFIG))
     x = RNG.standard_normal((5, 12))
@@ -40,6 +41,7 @@ def test_scores_are_those_of_the_other_pairing():
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4, atol=1e-5)
 
 
+# ggml-org/llama.cpp#3018
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_there_and_back(axis):
     layout = CONFIG.layout

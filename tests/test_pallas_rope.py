@@ -147,6 +147,7 @@ def bind(xs, rows, shape, implementation="pallas"):
 ROUTED = [SHAPES[0], SHAPES[4], SHAPES[5]]
 
 
+# huggingface/candle#3612
 @interpreted
 @pytest.mark.parametrize("shape", ROUTED)
 def test_route_turns_and_differentiates_and_batches(on_cpu, shape):
@@ -202,6 +203,7 @@ def assert_on_mesh(mesh, outs, given):
         assert out.sharding.is_equivalent_to(NamedSharding(mesh, HEADS), out.ndim)
 
 
+# jax-ml/jax#21855
 @interpreted
 def test_kernel_runs_under_shard_map(on_cpu):
     mesh, placed, given = on_mesh()

@@ -234,6 +234,7 @@ SOUND: dict[str, Any] = {
 }
 
 
+# vllm-project/vllm#16878
 def test_audio_in_video_can_be_switched_off():
     model = spec("qwen2_5_omni")
     together = plan(model, AV, **SOUND).positions()

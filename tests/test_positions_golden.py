@@ -31,6 +31,7 @@ def test_no_case_is_missing():
     assert sum(map(len, names)) >= CASES
 
 
+# vllm-project/vllm#16878
 @pytest.mark.parametrize("family", FAMILIES)
 def test_positions_and_delta_by_ids(family):
     model = spec(family)

@@ -85,6 +85,7 @@ for locator in caching.CacheImpl._locator_classes:
 """
 
 
+# numba/numba#4908
 def test_without_a_folder_to_write_to_it_compiles_and_says_so_once():
     done = run("-c", NO_CACHE + FIRST_CALL)
     assert done.returncode == 0, done.stderr
@@ -132,6 +133,7 @@ def test_threads_may_race_for_the_first_call(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+# numba/numba#8563
 def test_plans_from_many_threads():
     from jrope.positions import plan, spec
 

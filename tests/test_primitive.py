@@ -57,6 +57,7 @@ def test_query_and_key_are_one_bind(name):
     assert [eqn.primitive for eqn in jaxpr.eqns].count(rope_p) == 1
 
 
+# huggingface/candle#3612
 def test_derivatives_of_both_modes_and_orders(name):
     layout, *arrays = case(name)
 
@@ -156,6 +157,7 @@ def test_vmap_of_grad_and_grad_of_vmap(name):
         np.testing.assert_allclose(gradient, 2 * query, rtol=1e-5, atol=1e-6)
 
 
+# jax-ml/jax#9836
 def test_scan_and_remat(name):
     layout, query, _, cos, sin = case(name)
 

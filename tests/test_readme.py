@@ -30,6 +30,7 @@ PROGRAMS = [
 ]
 
 
+# rasbt/LLMs-from-scratch#751
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program_runs(program):
     done = subprocess.run(

@@ -3,12 +3,12 @@
 Each test names its public thread; inputs and right values are in golden/bug_cases.
 """
 
+import numpy as np
+import oracle
 import pytest
 from reported import SIZES, assert_frequencies, case, read
 
-from jrope import (
-    layers_from_hf,
-)
+from jrope import SCALINGS, layers_from_hf
 
 
 # meta-llama/llama3#299, foundation-model-stack/foundation-model-stack#384
@@ -35,7 +35,10 @@ def test_base_that_moved_into_rope_parameters():
     for spelling in ("config_v4", "config_v5"):
         config = {**golden[spelling], "max_position_embeddings": 64}
         assert_frequencies(read(config), golden["inv_freq"])
-    both = {**config, "rope_theta": 1e4}
+    del config["rope_parameters"]
+    with pytest.raises(ValueError, match="config.json must have 'rope_theta'"):
+        read(config)
+    both = {**golden["config_v5"], "max_position_embeddings": 64, "rope_theta": 1e4}
     with pytest.raises(ValueError, match="rope_theta twice, and differently"):
         read(both)
 
@@ -47,6 +50,18 @@ def test_yarn_under_either_key_keeps_its_base(key):
     config = read({**SIZES, "head_dim": 16, key: golden["yarn"]})
     assert_frequencies(config, golden["inv_freq"])
     assert config.frequencies.attention_factor == golden["attention_scaling"]
+
+
+# sgl-project/SpecForge#651
+@pytest.mark.parametrize("rope_type", sorted(SCALINGS))
+def test_every_scaling_starts_from_the_configs_own_base(rope_type):
+    for hf_config in SCALINGS[rope_type].examples.values():
+        config = {**hf_config, "rope_theta": 50000.0}
+        rope = {**(config.pop("rope_scaling", None) or {})}
+        rope.pop("rope_theta", None)
+        config["rope_scaling"] = rope
+        right, _ = oracle.frequencies(rope_type, config)
+        assert_frequencies(read(config), right)
 
 
 # NVIDIA-NeMo/Automodel#2652, huggingface/transformers#42513
@@ -110,6 +125,16 @@ def test_rotated_width(config, rotary_dim):
     assert len(made.frequencies.inv_freq) == rotary_dim // 2
 
 
+# huggingface/transformers#48652, #46912
+@pytest.mark.parametrize(("share", "width"), [(0.25, 4), (0.5, 8), (1.0, 16)])
+def test_frequencies_are_as_many_as_pairs_that_turn(share, width):
+    config = {**SIZES, "model_type": "gpt_neox_japanese", "head_dim": 16}
+    made = read({**config, "rotary_emb_base": 1e4, "rotary_pct": share})
+    assert made.layout.rotary_dim == width
+    assert_frequencies(made, 1e4 ** (-np.arange(0, width, 2) / width))
+
+
+# vllm-project/vllm#30389
 def test_contradictory_widths_and_unknown_model_types():
     config = {"rope_theta": 1e4, "max_position_embeddings": 64, "head_dim": 128}
     with pytest.raises(

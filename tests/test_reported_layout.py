@@ -41,10 +41,29 @@ def test_pairs_of_halves_and_of_neighbours():
         )
         turned = turn(golden["x"], golden["position"], config)
         np.testing.assert_allclose(turned, golden[name], rtol=2e-6)
-        # NVIDIA/Megatron-LM#7465: position 0 is the identity.
-        np.testing.assert_array_equal(
-            turn(golden["x"], 0, config), np.float32(golden["x"])
+
+
+# NVIDIA/Megatron-LM#7465, NVIDIA/TensorRT-LLM#16378
+def test_position_0_is_the_identity_and_twice_is_another_position():
+    golden = case("C38_C39_C43")
+    for is_neox_style in (True, False):
+        config = RopeConfig(
+            head_dim=8,
+            rope_theta=golden["theta"],
+            max_position_embeddings=8,
+            is_neox_style=is_neox_style,
         )
+        here = np.float32(golden["x"])
+        np.testing.assert_array_equal(turn(here, 0, config), here)
+        once = turn(here, golden["position"], config)
+        twice = turn(once, golden["position"], config)
+        np.testing.assert_allclose(
+            twice, turn(here, 2 * golden["position"], config), rtol=2e-6
+        )
+        if is_neox_style:
+            np.testing.assert_allclose(twice, golden["applied_twice_WRONG"], rtol=2e-6)
+            for wrong in ("mixed", "applied_twice", "cos_of_cos"):
+                assert np.abs(once - golden[f"{wrong}_WRONG"]).max() > 0.1
 
 
 # vllm-project/vllm#26995, huggingface/transformers#39687

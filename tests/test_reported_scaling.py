@@ -12,6 +12,7 @@ from reported import SIZES, assert_frequencies, case, read, yarn_config
 from jrope import (
     RopeConfig,
     RotaryLayout,
+    TwoLevelTable,
     apply_rope,
     compute_cos_sin_cache,
     lookup,
@@ -146,6 +147,26 @@ def test_tables_are_exact_at_any_position_and_float32_always():
     right = np.array(golden["cos_float64"])[: len(positions)]
     np.testing.assert_allclose(
         table[positions][:, golden["pairs"]], right, rtol=0, atol=1e-7
+    )
+
+
+# tinygrad/tinygrad#17885, ml-explore/mlx#4157
+def test_far_positions_have_exact_rows():
+    golden = case("C33_C35_C37")
+    config = RopeConfig(
+        head_dim=golden["head_dim"],
+        rope_theta=golden["theta"],
+        max_position_embeddings=10485760,  # Llama 4 Scout's.
+    )
+    array = jnp.asarray(TwoLevelTable.compute(config))
+    cos, _ = lookup(
+        TwoLevelTable.wrap(config, array),
+        np.array(golden["positions"], np.int32),
+        layout=config.layout,
+    )
+    right = np.array(golden["cos_float64"])
+    np.testing.assert_allclose(
+        np.asarray(cos)[:, golden["pairs"]], right, rtol=0, atol=1.5e-7
     )
 
 

@@ -52,6 +52,7 @@ def assert_rotation(config, dtype, route):
         oracle.assert_within(out, exact, limit)
 
 
+# flashinfer-ai/flashinfer#585
 @pytest.mark.parametrize("route", ROUTE_NAMES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_neox_style", [True, False], ids=["neox", "gptj"])

@@ -272,11 +272,22 @@ def test_the_program_and_its_operations(is_backward):
         ((2.0, 4, 8), {}, "a size in shape must be an int, got 2.0"),
         ((2, 4, 8), {"key_heads": -1}, "key_heads must be at least 1, got -1"),
         ((2, 4, 8), {"max_position_embeddings": 0}, "max_position_.* be at least 1"),
+        (None, {}, r"shape must be \[\*B, T, N, H\] of the query, got None"),
+        (8, {}, r"shape must be \[\*B, T, N, H\] of the query, got 8"),
+        ("abc", {}, r"shape must be \[\*B, T, N, H\] of the query, got 'abc'"),
+        (("2", 4, 8), {}, "a size in shape must be an int, got '2'"),
+        ((2, 4, 8), {"layout": None}, "must be a RotaryLayout.* got NoneType"),
+        ((2, 4, 8), {"key_heads": "1"}, "key_heads must be an int, got '1'"),
+        ((2, 4, 8), {"dtype": "nosuch"}, "dtype must be one of JAX's.* got 'nosuch'"),
+        ((2, 4, 8), {"dtype": object()}, "dtype must be one of JAX's.* got <object"),
+        ((2, 4, 8), {"backward": "yes"}, "backward must be a bool, got 'yes'"),
+        ((2, 4, 8), {"out_of_range": 3}, "out_of_range must be one of .* got 3"),
+        ((2, 4, 8), {"implementation": 3}, "implementation must be"),
     ],
 )
-def test_a_step_of_no_size_is_refused(shape, options, error):
+def test_a_step_of_no_size_is_refused(unchecked, shape, options, error):
     with pytest.raises((TypeError, ValueError), match=error):
-        routes.lower_step("hpu", shape, layout=LAYOUT, **options)
+        routes.lower_step("hpu", shape, **{"layout": LAYOUT, **options})
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 2, 8), (0, 5, 2, 8), (0, 2, 8)])

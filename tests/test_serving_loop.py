@@ -14,6 +14,7 @@ P = 4096
 SLOTS = 8
 
 
+# jax-ml/jax#3163
 def test_a_thousand_steps_trace_and_compile_once(compilations):
     config = RopeConfig(head_dim=64, rope_theta=5e5, max_position_embeddings=P)
     graph, state = nnx.split(RotaryEmbedding(config))

@@ -61,6 +61,7 @@ def test_plain_jit_keeps_the_sharding_without_a_collective(shape, axis_type):
         assert gradient.sharding.is_equivalent_to(query.sharding, query.ndim)
 
 
+# jax-ml/jax#21855
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_shard_map(check_vma):
     arrays = operands()

@@ -12,7 +12,8 @@ import dataclasses
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -20,6 +21,7 @@ from gguf.quants import dequantize
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
+_T = TypeVar("_T")
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
 _LARGEST_RANK = 4
@@ -66,15 +68,25 @@ class GgufFile:
         """Reads the metadata; tensors stay as they are until they are asked for."""
         cursor = _Cursor(buffer)
         tensor_count, entry_count = _read_header(cursor)
-        self.metadata = dict(_read_entry(cursor) for _ in range(entry_count))
+        self.metadata = _each_once(_read_entry(cursor) for _ in range(entry_count))
         infos = [_read_tensor_info(cursor) for _ in range(tensor_count)]
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise GgufError(f"general.alignment must be positive, got {alignment!r}")
         start = -(-cursor.offset // alignment) * alignment
-        self.tensors = {
-            info.name: _view_tensor(buffer, info, start + info.offset) for info in infos
-        }
+        self.tensors = _each_once(
+            (info.name, _view_tensor(buffer, info, start + info.offset))
+            for info in infos
+        )
+
+
+def _each_once(entries: Iterable[tuple[str, _T]]) -> dict[str, _T]:
+    made: dict[str, _T] = {}
+    for name, value in entries:
+        if name in made:
+            raise GgufError(f"a name must stand once in the file, got {name} twice")
+        made[name] = value
+    return made
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,6 +177,8 @@ def _read_tensor_info(cursor: _Cursor) -> _TensorInfo:
     if not 1 <= rank <= _LARGEST_RANK:
         raise GgufError(f"{name} must have 1 to {_LARGEST_RANK} axes, got {rank}")
     axes = [cursor.count("Q", name) for _ in range(rank)]
+    if min(axes) < 1:
+        raise GgufError(f"{name} must have axes of at least 1, got {axes}")
     code = cursor.count("I", name)
     try:
         kind = GGMLQuantizationType(code)

@@ -12,17 +12,24 @@ import operator
 from typing import Any
 
 import numpy as np
-from llvmlite import binding as llvm
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import (
-    NativeValue,
-    lower_builtin,
-    models,
-    register_model,
-    type_callable,
-    unbox,
-)
+
+try:
+    from llvmlite import binding as llvm
+    from llvmlite import ir
+    from numba.core import cgutils, types
+    from numba.extending import (
+        NativeValue,
+        lower_builtin,
+        models,
+        register_model,
+        type_callable,
+        unbox,
+    )
+except ImportError as reason:
+    raise ImportError(
+        f"jrope.positions needs numba, which cannot be imported: {reason}; the rest of "
+        f"jrope works without. Is it installed, and for this numpy, {np.__version__}?"
+    ) from reason
 
 _BYTE, _INT, _SIZE = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 # What the address of numpy's array type is called in compiled code.

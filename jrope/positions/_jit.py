@@ -141,18 +141,41 @@ class _Cache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
+        self._entry = function.__name__
         # numba looks at the entry's own file only, and would run old helpers after an
         # upgrade; the stamp here covers the package.
         file = self._cache_file
         file._source_stamp = (*file._source_stamp, *_package_stamp())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Links what is there.
+        """Links what is there; None, to compile anew, where a file is cut short.
 
         numba's own first loads every module that compiled code could refer to,
         scipy.linalg among them: 0.3 s. Ours refers to none.
         """
-        return self._load_overload(sig, target_context)
+        try:
+            return self._load_overload(sig, target_context)
+        except Exception as reason:  # A cut pickle may raise anything.
+            _LOG.warning(
+                "jrope.positions compiles %s anew, since what numba kept of it in %s "
+                "cannot be read: %r",
+                *(self._entry, self.cache_path, reason),
+            )
+            self._keep(self._cache_file.flush)
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keeps what was compiled; a full disk costs the next process a compilation."""
+        self._keep(super().save_overload, sig, data)
+
+    def _keep(self, write: Callable[..., None], *arguments: Any) -> None:
+        try:
+            write(*arguments)
+        except (OSError, EOFError) as reason:
+            _LOG.warning(
+                "jrope.positions cannot keep its compiled code in %s: %r",
+                *(self.cache_path, reason),
+            )
 
 
 @functools.cache
