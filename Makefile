@@ -42,7 +42,7 @@ lint: $(VENV)/.have-lint
 gpu: $(patsubst %,.venv-gpu-%/.have-gpu,$(GPU_JAX))
 	for jax in $(GPU_JAX); do \
 	  JAX_PLATFORMS=cpu LLVM_DISABLE_SYMBOLIZATION=1 GPU_COMPILE_REQUIRED=1 \
-	    .venv-gpu-$$jax/bin/python -m pytest -m gpu_compile tests $(ARGS) || exit 1; \
+	    .venv-gpu-$$jax/bin/python -m pytest tests/test_gpu_compile.py $(ARGS) || exit 1; \
 	done
 
 .venv-gpu-%/.have-gpu: pyproject.toml constraints-gpu.txt

@@ -70,6 +70,25 @@ class Case:
         """Bytes that must move for each token: each read once and written once."""
         return self.kind.ideal(self)
 
+    @property
+    def tables(self) -> Operands:
+        """Operands of which a token takes a row."""
+        names = ("table", *_CACHES)
+        return {name: x for name, x in self.operands.items() if name in names}
+
+    @property
+    def first_alike(self) -> "Case":
+        """The first case with the same program."""
+        others = (dataclasses.replace(self, workload=w) for w in WORKLOADS.values())
+        return next(other for other in others if other._program == self._program)
+
+    @property
+    def _program(self) -> Any:
+        """What a program depends on; of heads only where one buffer holds them all."""
+        operands = self.operands
+        heads = (self.workload.query_heads, self.workload.key_heads)
+        return self.layout, tuple(operands.items()), "qkv" in operands and heads
+
     def run(self, *operands: jax.Array, implementation: str) -> Any:
         """The operation."""
         return self.kind.run(self, implementation, *operands)

@@ -6,19 +6,21 @@ package index (`make gpu` installs them). Neither a driver nor a GPU is asked fo
 
 import collections
 import dataclasses
+import functools
 import importlib.util
 import math
 import os
 import pathlib
 import re
-import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
+
+from benchmarks.gpu_machine_code import MachineCode, machine_code, tool
 
 # As in openxla/xla, xla/backends/gpu/target_config/specs/h200.txtpb, less its rates.
 _H200 = """
@@ -56,9 +58,6 @@ _B200 = (
 )
 TARGETS = {"sm_80": _A100, "sm_90a": _H200, "sm_100a": _B200}
 
-# Bytes of one thread's access, by its suffix in the machine code.
-_WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "32": 4, "64": 8, "128": 16}
-_GLOBAL, _LOCAL = ("LD", "LDG", "ST", "STG"), ("LDL", "STL")
 _FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
 
 
@@ -66,46 +65,10 @@ def missing() -> str | None:
     """What this environment lacks to compile for a GPU, or None."""
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         return "jax's CUDA plugin is not installed here (`make gpu` makes its own)"
-    for tool in ("ptxas", "nvdisasm"):
-        if not _tool(tool).exists():
-            return f"{tool} is not installed beside jax"
+    for name in ("ptxas", "nvdisasm"):
+        if not tool(name).exists():
+            return f"{name} is not installed beside jax"
     return None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MachineCode:
-    """One kernel as the GPU would run it.
-
-    Args:
-      name: of its entry.
-      registers: of a thread.
-      spilled: bytes that a thread spills, stores and loads together.
-      instructions: in the whole kernel.
-      accesses: memory instructions and how many there are, such as "LD.128".
-    """
-
-    name: str
-    registers: int
-    spilled: int
-    instructions: int
-    accesses: dict[str, int]
-
-    def asked_bytes(self, threads: int) -> int:
-        """What that many threads ask global memory for, loads and stores together."""
-        return threads * sum(
-            count * _WIDTHS[access.split(".")[1]]
-            for access, count in self.accesses.items()
-            if access.split(".")[0] in _GLOBAL
-        )
-
-    @property
-    def local(self) -> int:
-        """Instructions on local memory."""
-        return sum(
-            count
-            for access, count in self.accesses.items()
-            if access.split(".")[0] in _LOCAL
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,31 +77,78 @@ class Program:
 
     Args:
       hlo: its optimised HLO.
+      arch: what it was compiled for.
       launches: instructions of its entry computation that run something.
-      kernels: the machine code of each.
+      sources: PTX of its kernels.
       alias_bytes: results that take the place of operands.
-      temporary_bytes: of buffers in between.
     """
 
     hlo: str
+    arch: str
     launches: tuple[str, ...]
-    kernels: tuple[MachineCode, ...]
+    sources: tuple[str, ...]
     alias_bytes: int
-    temporary_bytes: int
 
-    def moved_bytes(self, tokens: int) -> int:
+    @functools.cached_property
+    def kernels(self) -> tuple[MachineCode, ...]:
+        """The machine code of each kernel."""
+        texts = [machine_code(source, self.arch) for source in self.sources]
+        return tuple(kernel for kernels in texts for kernel in kernels)
+
+    @property
+    def accesses(self) -> dict[str, int]:
+        """Memory instructions of all kernels together."""
+        counts: collections.Counter[str] = collections.Counter()
+        for kernel in self.kernels:
+            counts.update(kernel.accesses)
+        return dict(sorted(counts.items()))
+
+    def moved_bytes(self, tokens: int, tables: Iterable[jax.ShapeDtypeStruct]) -> int:
         """Bytes that the entry's instructions read and write: an upper bound.
 
-        Of an array with more rows than tokens, which is gathered from or scattered
-        into, so many rows count.
+        Args:
+          tokens: T.
+          tables: operands that are gathered from or scattered into, a row a token:
+            of arrays as large as those so many rows count.
         """
+        rows = {(_HLO_TYPES[x.dtype.name][0], x.size): _row(x) for x in tables}
         shapes = {name: shape for name, shape, _, _ in _entry(self.hlo)}
         return sum(
-            _bytes(shape, tokens)
-            + sum(_bytes(shapes.get(each, ""), tokens) for each in operands)
+            _bytes(each, tokens, rows)
             for _, shape, kind, operands in _entry(self.hlo)
             if kind not in _FREE
+            for each in (shape, *(shapes.get(name, "") for name in operands))
         )
+
+
+# Names in HLO, and bytes of an element.
+_HLO_TYPES = {
+    "bfloat16": ("bf16", 2),
+    "float16": ("f16", 2),
+    "float32": ("f32", 4),
+    "float8_e4m3fn": ("f8e4m3fn", 1),
+    "int32": ("s32", 4),
+    "uint32": ("u32", 4),
+    "uint16": ("u16", 2),
+    "int8": ("s8", 1),
+    "bool": ("pred", 1),
+}
+_SIZES = dict(_HLO_TYPES.values())
+
+
+def _row(table: jax.ShapeDtypeStruct) -> int:
+    """Elements of a row of [P, R], and of a slot of [pages, page_size, K, H]."""
+    return math.prod(table.shape[-2:] if table.ndim > 2 else table.shape[-1:])
+
+
+def _bytes(shape: str, tokens: int, rows: dict[tuple[str, int], int]) -> int:
+    """Of a shape as HLO writes it, which may be a tuple's."""
+    total = 0
+    for kind, written in re.findall(r"\b([a-z]+\d\w*|pred)\[([\d,]*)\]", shape):
+        elements = math.prod(int(each) for each in written.split(",") if each)
+        row = rows.get((kind, elements))
+        total += _SIZES[kind] * (elements if row is None else tokens * row)
+    return total
 
 
 def compile_for(
@@ -183,8 +193,9 @@ def compile_for(
             out_specs,
             is_leaf=lambda x: isinstance(x, PartitionSpec),
         )
-    with tempfile.TemporaryDirectory() as folder:
-        _dump_mosaic_to(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        mosaic = _dump_mosaic_to(folder)
         devices = described.devices
         with (
             jax.default_device(devices[0]),
@@ -193,78 +204,55 @@ def compile_for(
             jitted = jax.jit(function, donate_argnums=donate, **options)
             compiled = jitted.lower(*placed).compile(
                 compiler_options={
-                    "xla_dump_to": folder,
+                    "xla_dump_to": temporary,
                     "xla_dump_emitter_re": "llvm|ptx",
                     "xla_gpu_fail_ptx_compilation_on_register_spilling": True,
                 }
             )
-        kernels = [
-            kernel
-            for path in sorted(pathlib.Path(folder).glob("*.ptx"))
-            if ".version" in path.read_text()
-            for kernel in _machine_code(path, arch)
-        ]
-    memory, hlo = compiled.memory_analysis(), str(compiled.as_text())
+        hlo = str(compiled.as_text())
+        texts = [path.read_text() for path in sorted(folder.glob("*.ptx"))]
+        sources = [text for text in texts if ".version" in text]
+        sources += _mosaic_sources(hlo, arch, mosaic)
+    memory = compiled.memory_analysis()
     assert memory is not None
     return Program(
         hlo=hlo,
-        launches=tuple(name for name, _, kind, _ in _entry(hlo) if kind not in _FREE),
-        kernels=tuple(kernels),
+        arch=arch,
+        launches=launches_of(hlo),
+        sources=tuple(sources),
         alias_bytes=memory.alias_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
     )
 
 
-def _dump_mosaic_to(folder: str) -> None:
+def launches_of(hlo: str) -> tuple[str, ...]:
+    """Instructions of a program's entry that run something."""
+    return tuple(name for name, _, kind, _ in _entry(hlo) if kind not in _FREE)
+
+
+# By architecture and hash: from 0.12 on Mosaic compiles a kernel once a process, and
+# dumps it only then.
+_MOSAIC_PTX: dict[tuple[str, str], str] = {}
+
+
+def _dump_mosaic_to(folder: pathlib.Path) -> pathlib.Path:
     """Mosaic's kernels are not in XLA's dump; it reads these when it compiles."""
-    os.environ["MOSAIC_GPU_DUMP_TO"] = folder
+    mosaic = folder / "mosaic"
+    mosaic.mkdir()
+    os.environ["MOSAIC_GPU_DUMP_TO"] = str(mosaic)
     os.environ["MOSAIC_GPU_DUMP_PTX"] = "1"
+    return mosaic
 
 
-def _tool(name: str) -> pathlib.Path:
-    site = pathlib.Path(jax.__file__).parent.parent
-    return site / "nvidia" / "cu13" / "bin" / name
-
-
-def _machine_code(ptx: pathlib.Path, arch: str) -> list[MachineCode]:
-    """Assembles one PTX file and takes the result apart."""
-    cubin = ptx.with_suffix(".cubin")
-    command = [_tool("ptxas"), "-v", f"-arch={arch}", ptx, "-o", cubin]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    report = re.split(r"Compiling entry function '", done.stdout + done.stderr)[1:]
-    command = [_tool("nvdisasm"), "-c", cubin]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    bodies = {
-        part.split()[0]: part for part in re.split(r"\n//-+ \.text\.", listing)[1:]
-    }
-    return [_kernel(part, bodies) for part in report]
-
-
-def _kernel(report: str, bodies: dict[str, str]) -> MachineCode:
-    name = report.split("'")[0]
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
-    registers = re.search(r"Used (\d+) registers", report)
-    if registers is None:
-        raise RuntimeError(f"ptxas reported no registers for {name}: {report}")
-    return MachineCode(
-        name=name,
-        registers=int(registers[1]),
-        spilled=sum(map(int, spills)),
-        instructions=len(re.findall(r"/\*[0-9a-f]{4,}\*/", bodies[name])),
-        accesses=_accesses(bodies[name]),
-    )
-
-
-def _accesses(body: str) -> dict[str, int]:
-    """Memory instructions by kind and width, 32 bits where none is written."""
-    counts: collections.Counter[str] = collections.Counter()
-    kinds = r"LDG|STG|LDS|STS|LDL|STL|LD|ST|ATOMG|RED"
-    found = re.finditer(rf"\b({kinds})(?![A-Z0-9])((?:\.[A-Za-z0-9_]+)*)", body)
-    for match in found:
-        suffixes = match[2].split(".")
-        width = next((each for each in suffixes if each in _WIDTHS), "32")
-        counts[f"{match[1]}.{width}"] += 1
-    return dict(sorted(counts.items()))
+def _mosaic_sources(hlo: str, arch: str, folder: pathlib.Path) -> list[str]:
+    """PTX of a program's Mosaic kernel, dumped now or when it was compiled."""
+    hashes = set(re.findall(r'kernel_hash = "((?:[^"\\]|\\.)*)"', hlo))
+    if len(hashes) > 1:
+        raise RuntimeError(f"a program must have one Mosaic kernel, got {len(hashes)}")
+    dumped = sorted(folder.glob("*.ptx"))
+    for each in hashes:
+        if dumped:
+            _MOSAIC_PTX[arch, each] = dumped[0].read_text()
+    return [_MOSAIC_PTX[arch, each] for each in hashes]
 
 
 def _entry(hlo: str) -> list[tuple[str, str, str, list[str]]]:
@@ -279,14 +267,3 @@ def _entry(hlo: str) -> list[tuple[str, str, str, list[str]]]:
         for m in found
         if m is not None
     ]
-
-
-def _bytes(shape: str, tokens: int) -> int:
-    sizes = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4}
-    sizes |= {"f32": 4, "f8e4m3fn": 1, "s64": 8}
-    total = 0
-    for kind, written in re.findall(r"\b([a-z]+\d*\w*)\[([\d,]*)\]", shape):
-        lengths = [int(each) for each in written.split(",") if each]
-        row = math.prod(lengths[-2:] if len(lengths) > 2 else lengths[-1:])
-        total += min(math.prod(lengths), tokens * row) * sizes.get(kind, 4)
-    return total

@@ -7,12 +7,13 @@ operation's definition, and of each plain form of the rotation.
 """
 
 import argparse
+import collections
 import contextlib
+import dataclasses
 import functools
 import json
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 # Read when jax is imported and when XLA starts: a plugin without a driver must not be
@@ -23,63 +24,61 @@ os.environ.setdefault("LLVM_DISABLE_SYMBOLIZATION", "1")
 import jax  # noqa: E402
 
 from benchmarks.gpu_cases import Case, cases  # noqa: E402
-from benchmarks.gpu_compile import (  # noqa: E402
-    TARGETS,
-    Program,
-    compile_for,
-    missing,
-)
+from benchmarks.gpu_compile import TARGETS, Program, compile_for, missing  # noqa: E402
+from benchmarks.gpu_forms import inspect_forms  # noqa: E402
+from benchmarks.gpu_machine_code import THREADS  # noqa: E402
+from benchmarks.gpu_widths import NARROW, narrow  # noqa: E402
 from benchmarks.workloads import WORKLOADS  # noqa: E402
-from jrope._routes import Rotation  # noqa: E402
-from jrope._routes._forms import FORMS  # noqa: E402
-from jrope._routes.xla import choose_form  # noqa: E402
-from pallas_kernels import distinct_bytes, traffic  # noqa: E402
-
-_THREADS = 128
-_FORM_WORKLOADS = ("llama3-8b", "phi-2", "gpt-j-6b")
-
-
-def inspect(case: Case, arch: str) -> dict[str, Any]:
-    """One kernel on one workload, and XLA's program for the same."""
-    return {**inspect_kernel(case, arch), **inspect_definition(case, arch)}
+from pallas_kernels import Access, distinct_bytes, traffic  # noqa: E402
 
 
 def inspect_kernel(case: Case, arch: str) -> dict[str, Any]:
     """One kernel on one workload."""
-    operands = list(case.operands.values())
+    return {**_kernel(case.first_alike, arch), "workload": case.workload.name}
+
+
+def inspect_definition(case: Case, arch: str) -> dict[str, Any]:
+    """What XLA makes of the same operation."""
+    return _definition(case.first_alike, arch)
+
+
+@functools.cache
+def _kernel(case: Case, arch: str) -> dict[str, Any]:
     ideal = case.ideal_bytes
     with traffic() as accesses:
-        own = _compiled(case, "pallas", arch)
-    (kernel,) = own.kernels
+        program = _compiled(case, "pallas", arch)
+    (kernel,) = program.kernels
+    narrower = [dataclasses.asdict(each) for each in narrow(accesses)]
     return {
         "name": case.kernel,
         "workload": case.workload.name,
         "arch": arch,
-        "launches": len(own.launches),
+        "launches": len(program.launches),
         "registers": kernel.registers,
         "spills": kernel.spilled,
         "local": kernel.local,
         "instructions": kernel.instructions,
         "accesses": kernel.accesses,
-        "widest_heads": sorted({a.width for a in accesses if a.what == "heads"}),
-        "asked_bytes": kernel.asked_bytes(_THREADS),
-        "noted_bytes": sum(access.asked for access in accesses),
+        "widths": _written(kernel.widths),
+        "noted_widths": _written(_widths(accesses)),
+        "narrow_heads": narrower,
         "bytes": distinct_bytes(accesses),
         "ideal_bytes": ideal,
         "bytes_over_ideal": round(distinct_bytes(accesses) / ideal, 3),
-        "alias_bytes": own.alias_bytes,
+        "alias_bytes": program.alias_bytes,
         "expected_alias_bytes": case.alias_bytes,
-        "operands": [f"{x.dtype}{list(x.shape)}" for x in operands],
+        "operands": [f"{x.dtype}{list(x.shape)}" for x in case.operands.values()],
     }
 
 
-def inspect_definition(case: Case, arch: str) -> dict[str, Any]:
-    """What XLA makes of the same operation."""
-    theirs = _compiled(case, "xla", arch)
+@functools.cache
+def _definition(case: Case, arch: str) -> dict[str, Any]:
+    program = _compiled(case, "xla", arch)
+    moved = program.moved_bytes(case.tokens, case.tables.values())
     return {
-        "xla_launches": len(theirs.launches),
-        "xla_accesses": _all_accesses(theirs),
-        "xla_bytes_over_ideal": _over(theirs, case.tokens, case.ideal_bytes),
+        "xla_launches": len(program.launches),
+        "xla_accesses": program.accesses,
+        "xla_bytes_over_ideal": round(moved / (case.tokens * case.ideal_bytes), 2),
     }
 
 
@@ -89,70 +88,57 @@ def _compiled(case: Case, implementation: str, arch: str) -> Program:
     return compile_for(run, operands, arch=arch, donate=case.donate)
 
 
-def inspect_forms(arch: str) -> Iterator[dict[str, Any]]:
-    """Each plain form on a few workloads, with fresh results and in place."""
-    for name in _FORM_WORKLOADS:
-        case = Case(kernel="rope", workload=WORKLOADS[name])
-        layout, operands = case.layout, list(case.operands.values())
-        options = {
-            "is_neox_style": layout.is_neox_style,
-            "rotary_offset": layout.rotary_offset,
-        }
-        rotation = Rotation(
-            platform="cuda",
-            xs=tuple(operands[:2]),
-            rows=operands[2],
-            **options,
-        )
-        for form, turn in FORMS.items():
-
-            def both(query, key, cos, sin, turn=turn, options=options):
-                return tuple(turn(x, cos, sin, **options) for x in (query, key))
-
-            program = compile_for(both, operands, arch=arch)
-            yield {
-                "form": form,
-                "workload": name,
-                "arch": arch,
-                "chosen": choose_form(rotation, operands[0]) == form,
-                "launches": len(program.launches),
-                "accesses": _all_accesses(program),
-                "bytes_over_ideal": _over(program, case.tokens, case.ideal_bytes),
-            }
+def _widths(accesses: list[Access]) -> dict[tuple[bool, int], int]:
+    """What the notes say of `MachineCode.widths`."""
+    counts: collections.Counter[tuple[bool, int]] = collections.Counter()
+    for access in accesses:
+        one = access.asked // (THREADS * access.width)
+        counts[access.store, access.width] += one
+    return dict(counts)
 
 
-def _over(program: Program, tokens: int, ideal: int) -> float:
-    return round(program.moved_bytes(tokens) / (tokens * ideal), 2)
-
-
-def _all_accesses(program: Program) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for kernel in program.kernels:
-        for access, count in kernel.accesses.items():
-            counts[access] = counts.get(access, 0) + count
-    return counts
+def _written(widths: dict[tuple[bool, int], int]) -> dict[str, int]:
+    """With keys that JSON has, such as "store 16"."""
+    return {
+        f"{'store' if store else 'load'} {width}": count
+        for (store, width), count in sorted(widths.items())
+    }
 
 
 def _print_kernel(found: dict[str, Any]) -> None:
     print(
         f"{found['name']:20}{found['workload']:20}{found['launches']:9}"
         f"{found['registers']:10}{found['spills']:7}{found['bytes']:10}"
-        f"{found['bytes_over_ideal']:8}{found['xla_launches']:14}"
-        f"{found['xla_bytes_over_ideal']:8}  {_written(found['accesses'])}",
+        f"{found['bytes_over_ideal']:8}{found.get('xla_launches', '-'):>14}"
+        f"{found.get('xla_bytes_over_ideal', '-'):>8}  {_line(found['accesses'])}",
         flush=True,
     )
+
+
+def _print_narrow(kernels: list[dict[str, Any]]) -> None:
+    """What is read or written by less than 128 bits a thread, where, and why."""
+    print("\nheads x features x bits, by accesses of so many bits for less than 128")
+    for row in NARROW:
+        held = dataclasses.asdict(row)
+        where = {each["workload"] for each in kernels if held in each["narrow_heads"]}
+        if where:
+            print(
+                f"{row.heads:2} x {row.features:3} x {row.bits:2} {row.access:4}  "
+                f"{row.reason} ({', '.join(sorted(where))})"
+            )
 
 
 def _print_form(found: dict[str, Any]) -> None:
     mark = "*" if found["chosen"] else " "
     print(
-        f"{mark}{found['form']:19}{found['workload']:20}{found['launches']:9}"
-        f"{found['bytes_over_ideal']:8}  {_written(found['accesses'])}",
+        f"{mark}{found['form']:19}{found['workload']:20}{found['tokens']:7}"
+        f"{found['launches']:9}{found['bytes_over_ideal']:8}"
+        f"{found['accesses_per_byte']:8}  {_line(found['accesses'])}",
         flush=True,
     )
 
 
-def _written(accesses: dict[str, int]) -> str:
+def _line(accesses: dict[str, int]) -> str:
     return " ".join(f"{access}x{count}" for access, count in accesses.items())
 
 
@@ -163,7 +149,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--arch", choices=sorted(TARGETS), default="sm_90a")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), nargs="+")
     parser.add_argument("--kernel", nargs="+", help="only these")
-    parser.add_argument("--no-forms", action="store_true", help="leave the forms out")
+    parser.add_argument(
+        "--kernels-only", action="store_true", help="not XLA's programs"
+    )
     options = parser.parse_args(arguments)
     if (reason := missing()) is not None:
         sys.exit(f"gpu_inspect needs the CUDA plugin: {reason}")
@@ -179,11 +167,15 @@ def main(arguments: list[str] | None = None) -> None:
         for case in cases():
             wanted = case.workload.name in (options.workload or WORKLOADS)
             if wanted and case.kernel in (options.kernel or [case.kernel]):
-                kernels.append(inspect(case, options.arch))
+                kernels.append(inspect_kernel(case, options.arch))
+                if not options.kernels_only:
+                    kernels[-1] |= inspect_definition(case, options.arch)
                 _print_kernel(kernels[-1])
-        if not options.no_forms:
+        _print_narrow(kernels)
+        if not options.kernels_only:
             print(
-                f"\n{'form (* chosen)':20}{'workload':20}{'launches':>9}{'/ideal':>8}"
+                f"\n{'form (* chosen)':20}{'workload':20}{'tokens':>7}{'launches':>9}"
+                f"{'/ideal':>8}{'per B':>8}  accesses; per byte that is stored"
             )
             for found in inspect_forms(options.arch):
                 forms.append(found)

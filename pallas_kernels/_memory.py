@@ -1,6 +1,5 @@
 """Loads and stores of global memory, the same on every supported jax."""
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -55,7 +54,8 @@ def store_numbers(ref: Any, numbers: Array, spread: Spread) -> None:
             what="amax",
             store=True,
             start=0,
-            distinct=spread.rows * ref.dtype.itemsize,
+            shape=(spread.rows,),
+            itemsize=ref.dtype.itemsize,
             asked=THREADS * ref.dtype.itemsize * spread.held_rows,
             width=ref.dtype.itemsize,
         )
@@ -88,7 +88,8 @@ def load_scalar(ref: Any, index: Any) -> Array:
             what="scalar",
             store=False,
             start=0,
-            distinct=size,
+            shape=(),
+            itemsize=size,
             asked=THREADS * size,
             width=size,
         )
@@ -108,7 +109,8 @@ def _note(ref: Any, spread: Spread, *, what: str, store: bool, start: int) -> No
             what=what,
             store=store,
             start=start,
-            distinct=math.prod(ref.shape) * size,
+            shape=tuple(ref.shape),
+            itemsize=size,
             asked=THREADS * per_thread * size,
             width=min(ACCESS_BYTES, run * size),
         )

@@ -8,6 +8,7 @@ serves. The notes tell the two apart, and the machine code must agree with their
 import contextlib
 import contextvars
 import dataclasses
+import math
 from collections.abc import Iterator
 
 
@@ -21,17 +22,24 @@ class Access:
       store: or load.
       start: the first column. Rows that agree in this, in
         what they load and how much, are of the same bytes.
-      distinct: bytes of global memory.
+      shape: of what is accessed.
+      itemsize: bytes of each of its elements.
       asked: bytes that all threads ask for together.
-      width: bytes in one thread's widest access.
+      width: bytes in one access of a thread.
     """
 
     what: str
     store: bool
     start: int
-    distinct: int
+    shape: tuple[int, ...]
+    itemsize: int
     asked: int
     width: int
+
+    @property
+    def distinct(self) -> int:
+        """Bytes of global memory."""
+        return math.prod(self.shape) * self.itemsize
 
 
 _NOTES: contextvars.ContextVar[list[Access] | None] = contextvars.ContextVar(

@@ -1,5 +1,6 @@
 """Every form of the rotation against a float64 oracle, its twins and the compiler."""
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -294,7 +295,7 @@ def test_unmeasured_platforms_get_the_definition_and_newer_jax_the_newest_row(
     monkeypatch,
 ):
     x = jax.ShapeDtypeStruct((4, 2, 16), jnp.float32)
-    assert choose_form(rotation_of(x, 8, True, platform="cuda"), x) == "concat"
+    assert choose_form(rotation_of(x, 8, True, platform="tpu"), x) == "concat"
     newest = max(row.since for row in CHOICES["cpu"])
     for version in (newest, (99, 0)):
         monkeypatch.setattr(jax, "__version_info__", (*version, 0))
@@ -304,6 +305,28 @@ def test_unmeasured_platforms_get_the_definition_and_newer_jax_the_newest_row(
         }
         rows = [row for row in CHOICES["cpu"] if row.since == newest]
         assert chosen <= {row.form for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "key_heads", "half", "neox", "form"),
+    [
+        (16, 2, 8, True, "select"),
+        (16, 2, 4, True, "stack"),
+        (16, 2, 4, False, "stack"),
+        (16, 2, 8, False, "concat"),
+        (16, 1, 8, True, "concat"),
+        (16, None, 4, True, "concat"),
+        (17, 2, 4, True, "concat"),
+    ],
+)
+def test_choices_on_cuda(tokens, key_heads, half, neox, form):
+    """`make gpu` compares them with what XLA compiles."""
+    query = jax.ShapeDtypeStruct((tokens, 2, 16), jnp.bfloat16)
+    rotation = rotation_of(query, half, neox, platform="cuda")
+    if key_heads is not None:
+        key = jax.ShapeDtypeStruct((tokens, key_heads, 16), jnp.bfloat16)
+        rotation = dataclasses.replace(rotation, xs=(query, key))
+    assert choose_form(rotation, query) == form
 
 
 @pytest.mark.parametrize("version", sorted({row.since for row in CHOICES["cpu"]}))

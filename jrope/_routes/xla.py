@@ -20,6 +20,7 @@ class Choice:
       dtypes: names of the operand's dtypes; None covers all.
       is_neox_style: the pairing; None covers both.
       partial: whether some features pass; None covers both.
+      alike: whether there are several operands, all of one shape; None covers both.
       max_tokens: the most tokens; None is no bound.
     """
 
@@ -28,16 +29,19 @@ class Choice:
     dtypes: tuple[str, ...] | None = None
     is_neox_style: bool | None = None
     partial: bool | None = None
+    alike: bool | None = None
     max_tokens: int | None = None
 
     def covers(self, rotation: Rotation, x: jax.ShapeDtypeStruct | Array) -> bool:
         """Whether the rotation of `x` is one of the cases, on this JAX."""
         partial = 2 * rotation.rows.shape[-1] != x.shape[-1]
+        alike = len(rotation.xs) > 1 and len({x.shape for x in rotation.xs}) == 1
         return (
             jax.__version_info__[:2] >= self.since
             and (self.dtypes is None or x.dtype.name in self.dtypes)
             and self.is_neox_style in (None, rotation.is_neox_style)
             and self.partial in (None, partial)
+            and self.alike in (None, alike)
             and (self.max_tokens is None or self._few(rotation.tokens))
         )
 
@@ -52,10 +56,11 @@ _FEW = 16
 _16_BITS = ("bfloat16", "float16")
 
 # The first row that covers a case decides; a JAX newer than all rows uses the newest.
-# Source: `python -m benchmarks.bench_forms` on each minor version, and `bench_rope` for
-# `stack_held`. From 256 tokens on, a form whose temporaries are as large as its operand
-# is not eligible; before JAX 0.12 neither is swap_update, which XLA:CPU miscompiles
-# there.
+# Source for the CPU: `python -m benchmarks.bench_forms` on each minor version, and
+# `bench_rope` for `stack_held`. From 256 tokens on, a form whose temporaries are as
+# large as its operand is not eligible; before JAX 0.12 neither is swap_update, which
+# XLA:CPU miscompiles there. Source for CUDA, where nothing was measured:
+# `benchmarks/gpu_forms.py`, the same on JAX 0.11 and 0.12.
 CHOICES: dict[str, tuple[Choice, ...]] = {
     "cpu": (
         # JAX 0.12: concatenates fuse inside loops, floats move as cheaply as integers.
@@ -77,7 +82,14 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
         Choice(dtypes=_16_BITS, is_neox_style=True, form="stack_bits"),
         Choice(dtypes=_16_BITS, form="swap_bits"),
         Choice(form="swap"),
-    )
+    ),
+    "cuda": (
+        # Few tokens: one launch for queries and keys of one shape, not two.
+        Choice(partial=True, alike=True, max_tokens=_FEW, form="stack"),
+        Choice(is_neox_style=True, alike=True, max_tokens=_FEW, form="select"),
+        # Many: no other moves fewer bytes, and its accesses are the widest.
+        Choice(form="concat"),
+    ),
 }
 
 
