@@ -301,7 +301,7 @@ def test_the_definition_reads_the_first_of_each_pair_of_rows():
 
 def test_the_composite_is_the_route_of_every_other_platform():
     assert routes_for("hpu") == routes_for("nosuch") == (COMPOSITE, XLA)
-    assert routes_for("cpu") == (XLA, COMPOSITE)
+    assert routes_for("cpu")[:2] == (XLA, COMPOSITE)
 
 
 def test_a_kernel_that_changes_the_shape_is_named():

@@ -3,6 +3,7 @@
 from jrope._routes._platforms import XLA_PLATFORMS, canonical_platform
 from jrope._routes._route import Rotation, Route
 from jrope._routes.composite import COMPOSITE
+from jrope._routes.cpu_inplace import CPU_INPLACE
 from jrope._routes.pallas import PALLAS
 from jrope._routes.xla import XLA
 
@@ -11,7 +12,10 @@ from jrope._routes.xla import XLA
 ROUTES: dict[str, tuple[Route, ...]] = {}
 
 # Routes that serve only who names them, likewise by platform.
-BY_NAME: dict[str, tuple[Route, ...]] = {"cuda": (PALLAS,)}
+BY_NAME: dict[str, tuple[Route, ...]] = {
+    "cpu": (CPU_INPLACE,),
+    "cuda": (PALLAS,),
+}
 
 
 def routes_for(platform: str) -> tuple[Route, ...]:
@@ -45,7 +49,7 @@ def route_names() -> tuple[str, ...]:
 
 def needs_devices(implementation: str | None) -> bool:
     """Whether a route must know the devices that its program is lowered for."""
-    return implementation == PALLAS.name
+    return implementation in (CPU_INPLACE.name, PALLAS.name)
 
 
 def choose_route(rotation: Rotation, implementation: str | None) -> Route:
