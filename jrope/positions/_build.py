@@ -33,6 +33,8 @@ Truncate = Literal["error", "clip"]
 
 # Rows set aside for every audio, which may be part of a video; more are found out.
 _ROWS_FOR_AUDIO = 24
+# Images that are given room without a look at the tokens.
+_FEW = 1000
 
 
 def plan(
@@ -239,6 +241,8 @@ def _scan(
 def _room(spec: PositionSpec, ids: Any, images: Any, videos: Any, audio: Any) -> int:
     """Rows that the media probably need; no more than there are tokens."""
     room = len(images)
+    if videos is NO_GRIDS and audio is NO_LENGTHS and room < _FEW:
+        return room
     if videos is not NO_GRIDS:
         room += len(videos) if spec.per_frame == "none" else _frames(videos, len(ids))
     if audio is not NO_LENGTHS:

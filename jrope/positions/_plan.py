@@ -148,15 +148,20 @@ class PositionPlan:
 
         Raises:
           PositionError: as `fill`; too_long.
+          TypeError: the window is none of ints, or the dtype none.
         """
         stop = self.num_tokens if stop is None else stop
-        start, stop, _ = _whole_window(start, stop, 0)
-        width = max(stop - start, 0)
-        if width > MOST_TOKENS:
-            raise PositionError(
-                "too_long", expected=f"at most {MOST_TOKENS} positions", got=width
-            )
-        out = np.empty((self.axes, width), self.spec.dtype if dtype is None else dtype)
+        try:
+            width = max(stop - start, 0)
+            if width > MOST_TOKENS:
+                raise PositionError(
+                    "too_long", expected=f"at most {MOST_TOKENS} positions", got=width
+                )
+            kind = self.spec.dtype if dtype is None else dtype
+            out = np.empty((self.axes, width), kind)
+        except TypeError:
+            _whole_window(start, stop, 0)
+            raise
         self.fill(out, start, stop)
         return out
 
