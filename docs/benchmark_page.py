@@ -53,16 +53,20 @@ def make_page(folder: Path) -> str:
     Raises:
       ValueError: if a file is not what its section expects.
     """
-    return "\n".join([_HEAD, *map(_section, sorted(folder.glob("*.json")))])
+    paths = sorted(folder.glob("*.json"), key=lambda path: (_place(path), path.stem))
+    return "\n".join([_HEAD, *map(_section, paths)])
+
+
+def _place(path: Path) -> int:
+    """Which section a file is shown in; one past the last for files without one."""
+    fits = (fnmatch.fnmatch(path.stem, section.files) for section in SECTIONS)
+    return next((i for i, fit in enumerate(fits) if fit), len(SECTIONS))
 
 
 def _section(path: Path) -> str:
     results = json.loads(path.read_text(encoding="utf-8"))
-    section = next(
-        (each for each in SECTIONS if fnmatch.fnmatch(path.stem, each.files)), None
-    )
-    if section is None:
-        section = _unknown(path.stem)
+    place = _place(path)
+    section = SECTIONS[place] if place < len(SECTIONS) else _unknown(path.stem)
     try:
         table = section.table(results)
     except (KeyError, TypeError) as error:

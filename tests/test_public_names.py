@@ -12,6 +12,7 @@ import pkgutil
 import pydoc
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -24,11 +25,17 @@ _ARRAYS = re.compile(r"\b(Array|ArrayLike|ndarray)\b")
 
 
 def modules():
-    """Every public module but the demo, which is a program."""
+    """Every public module but the demo, which is a program.
+
+    A package below jrope that has `__all__` says with it what of its files is public.
+    """
     found = ["jrope"]
     for each in pkgutil.walk_packages(jrope.__path__, "jrope."):
         parts = each.name.split(".")[1:]
-        if not any(part.startswith("_") for part in parts) and parts[0] != "demo":
+        if any(part.startswith("_") for part in parts) or parts[0] == "demo":
+            continue
+        parent = importlib.import_module(each.name.rpartition(".")[0])
+        if parent is jrope or not hasattr(parent, "__all__"):
             found.append(each.name)
     return found
 
@@ -140,3 +147,23 @@ def test_pydoc_shows_every_name_and_the_map_of_modules():
         parts = path.split(".")
         shown = ".".join(parts[:2])  # Adapters are listed as one.
         assert shown in page, f"the package's text leaves out {shown}"
+
+
+def reference():
+    """Modules of the page of reference, each with the names that it is limited to."""
+    page = Path(__file__).parents[1] / "docs" / "pages" / "reference.md"
+    parts = re.split(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)[1:]
+    found = {}
+    for path, options in zip(parts[::2], parts[1::2], strict=True):
+        limited = re.search(r"members: \[(.*?)\]", options, flags=re.DOTALL)
+        found[path] = re.findall(r"\w+", limited[1]) if limited else None
+    return found
+
+
+@pytest.mark.parametrize("path", sorted({name.rpartition(".")[0] for name in IDS}))
+def test_the_reference_shows_it(path):
+    assert path in reference(), f"docs/pages/reference.md leaves out {path}"
+    shown = reference()[path]
+    own = [name.rpartition(".")[2] for name in IDS if name.rpartition(".")[0] == path]
+    if shown is not None:
+        assert set(own) <= set(shown)
