@@ -145,6 +145,13 @@ def place_tables(
 
     Raises:
       ValueError: if the mesh has no such axis, or it does not divide a table's rows.
+
+    >>> mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    >>> rope = RotaryEmbedding(RopeConfig(head_dim=2, rope_theta=1e4,
+    ...     max_position_embeddings=16))
+    >>> place_tables(rope, mesh)
+    >>> rope.cos_sin_cache[...].sharding.is_fully_replicated
+    True
     """
     for _, module in nnx.iter_graph(model):
         if isinstance(module, RotaryEmbedding):
