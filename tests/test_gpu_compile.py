@@ -69,10 +69,10 @@ APPENDING = [
 def test_appending_replaces_four_launches_of_xlas(case):
     from benchmarks.gpu_inspect import inspect_definition
 
-    # For one key head XLA of JAX 0.12 writes keys and values in one launch.
-    single = case.workload.key_heads == 1 and jax.__version_info__ >= (0, 12)
+    # Of Gemma 3 270M, with one key head, XLA of JAX 0.12 writes both at once.
+    at_once = "gemma3-270m" in case.workload.name and jax.__version_info__ >= (0, 12)
     launches = inspect_definition(case, "sm_90a")["xla_launches"]
-    assert launches >= (3 if single else 4)
+    assert launches >= (3 if at_once else 4)
 
 
 @pytest.mark.parametrize(
