@@ -244,14 +244,20 @@ def _dump_mosaic_to(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _mosaic_sources(hlo: str, arch: str, folder: pathlib.Path) -> list[str]:
-    """PTX of a program's Mosaic kernel, dumped now or when it was compiled."""
+    """PTX of a program's Mosaic kernels, dumped now or when they were compiled."""
     hashes = set(re.findall(r'kernel_hash = "((?:[^"\\]|\\.)*)"', hlo))
+    dumped = [path.read_text() for path in sorted(folder.glob("*.ptx"))]
     if len(hashes) > 1:
-        raise RuntimeError(f"a program must have one Mosaic kernel, got {len(hashes)}")
-    dumped = sorted(folder.glob("*.ptx"))
+        # Before 0.12 every call has its own; a file does not say which.
+        if len(dumped) != len(hashes):
+            raise RuntimeError(
+                f"a program's {len(hashes)} Mosaic kernels must all be dumped, got "
+                f"{len(dumped)}"
+            )
+        return dumped
     for each in hashes:
         if dumped:
-            _MOSAIC_PTX[arch, each] = dumped[0].read_text()
+            _MOSAIC_PTX[arch, each] = dumped[0]
     return [_MOSAIC_PTX[arch, each] for each in hashes]
 
 
