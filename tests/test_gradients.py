@@ -20,6 +20,7 @@ from jrope import (
     rotate,
     rotate_one,
 )
+from jrope._routes import routes_for
 from jrope.linen import RotaryEmbedding as LinenEmbedding
 from jrope.nnx import RotaryEmbedding
 from jrope.scalings import Yarn
@@ -52,20 +53,26 @@ def unit_rows():
     return COS / size, SIN / size
 
 
-# Each operation as a linear function of the heads, and the rows that it turns them by.
-OPERATIONS = {
-    "rotate": (lambda x: rotate(x, None, COS, SIN, layout=LAYOUT)[0], (COS, SIN)),
-    "apply_rope": (
-        lambda x: apply_rope(POSITIONS, x, None, TABLE, layout=LAYOUT)[0],
-        (COS, SIN),
-    ),
-    "inverse": (
-        lambda x: rotate(x, None, COS, SIN, layout=LAYOUT, inverse=True)[0],
-        inverse_rows(),
-    ),
-    "rerope": (lambda x: rerope(x, POSITIONS, TABLE, layout=LAYOUT), unit_rows()),
-    "rotate_one": (lambda x: rotate_one(x, COS, SIN, **STYLE), (COS, SIN)),
-}
+def operations(route):
+    """Each operation as a linear function of the heads, and its rows."""
+    by = {"layout": LAYOUT, "implementation": route}
+    return {
+        f"rotate {route}": (lambda x: rotate(x, None, COS, SIN, **by)[0], (COS, SIN)),
+        f"apply_rope {route}": (
+            lambda x: apply_rope(POSITIONS, x, None, TABLE, **by)[0],
+            (COS, SIN),
+        ),
+        f"inverse {route}": (
+            lambda x: rotate(x, None, COS, SIN, inverse=True, **by)[0],
+            inverse_rows(),
+        ),
+        f"rerope {route}": (lambda x: rerope(x, POSITIONS, TABLE, **by), unit_rows()),
+    }
+
+
+OPERATIONS = {"rotate_one": (lambda x: rotate_one(x, COS, SIN, **STYLE), (COS, SIN))}
+for route in routes_for(jax.default_backend()):
+    OPERATIONS |= operations(route.name)
 
 
 def turned(x, rows, *, back=False):

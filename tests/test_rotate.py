@@ -155,13 +155,15 @@ CONFIG = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=64)
 TABLE = jnp.asarray(compute_cos_sin_cache(CONFIG))
 
 
+@pytest.mark.parametrize("route", ROUTE_NAMES)
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3), (0,), (1, 1, 2)])
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 @pytest.mark.parametrize("flat", [False, True], ids=["heads", "flat"])
-def test_any_leading_axes(batch, tokens, flat):
+def test_any_leading_axes(route, batch, tokens, flat):
     positions = jnp.asarray(RNG.integers(0, 64, (*batch, tokens)), jnp.int32)
     query, key = heads((*batch, tokens, 4, 8)), heads((*batch, tokens, 2, 8))
-    expected = apply_rope(positions, query, key, TABLE, layout=LAYOUT)
+    by = {"layout": LAYOUT, "implementation": route}
+    expected = apply_rope(positions, query, key, TABLE, **by)
     cos, sin = lookup(TABLE, positions, layout=LAYOUT)
     for x, out in zip((query, key), expected, strict=True):
         exact = oracle.rotate(np.asarray(x), cos, sin, is_neox_style=True)
@@ -172,24 +174,25 @@ def test_any_leading_axes(batch, tokens, flat):
             query.reshape(*batch, tokens, 32),
             key.reshape(*batch, tokens, 16),
             TABLE,
-            layout=LAYOUT,
+            **by,
         )
         for out, whole in zip(flattened, expected, strict=True):
             np.testing.assert_array_equal(out, whole.reshape(out.shape))
 
 
-def test_rows_are_shared_over_axes_of_length_one():
-    query = heads((3, 5, 2, 8))
-    one = apply_rope(jnp.arange(5)[None], query, None, TABLE, layout=LAYOUT)[0]
+@pytest.mark.parametrize("route", ROUTE_NAMES)
+def test_rows_are_shared_over_axes_of_length_one(route):
+    query, by = heads((3, 5, 2, 8)), {"layout": LAYOUT, "implementation": route}
+    one = apply_rope(jnp.arange(5)[None], query, None, TABLE, **by)[0]
     each = jnp.broadcast_to(jnp.arange(5)[None], (3, 5))
-    np.testing.assert_array_equal(
-        one, apply_rope(each, query, None, TABLE, layout=LAYOUT)[0]
-    )
+    np.testing.assert_array_equal(one, apply_rope(each, query, None, TABLE, **by)[0])
 
 
-def test_query_and_key_may_differ_in_dtype():
+@pytest.mark.parametrize("route", ROUTE_NAMES)
+def test_query_and_key_may_differ_in_dtype(route):
     query, key = heads((5, 2, 8), "bfloat16"), heads((5, 1, 8))
-    both = apply_rope(jnp.arange(5), query, key, TABLE, layout=LAYOUT)
+    by = {"layout": LAYOUT, "implementation": route}
+    both = apply_rope(jnp.arange(5), query, key, TABLE, **by)
     assert [out.dtype for out in both] == [jnp.bfloat16, jnp.float32]
 
 

@@ -1,5 +1,7 @@
 """Meshes: the rotation follows its operands' sharding and adds no communication."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jrope import RopeConfig, apply_rope, compute_cos_sin_cache
+from jrope._routes import routes_for
 
 CONFIG = RopeConfig(head_dim=64, rope_theta=1e4, max_position_embeddings=64)
 LAYOUT = CONFIG.layout
@@ -23,11 +26,13 @@ def operands():
     return positions, query, key, table
 
 
-def run(positions, query, key, table):
-    return apply_rope(positions, query, key, table, layout=LAYOUT)
+@pytest.fixture(params=[route.name for route in routes_for(jax.default_backend())])
+def run(request):
+    """The rotation by each route that this machine can run."""
+    return functools.partial(apply_rope, layout=LAYOUT, implementation=request.param)
 
 
-def loss(query, positions, key, table):
+def squares(run, query, positions, key, table):
     return jnp.sum(run(positions, query, key, table)[0] ** 2)
 
 
@@ -41,7 +46,7 @@ def placed(mesh, arrays):
 
 @pytest.mark.parametrize("shape", [(1, 8), (2, 4), (8, 1)])
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
-def test_plain_jit_keeps_the_sharding_without_a_collective(shape, axis_type):
+def test_plain_jit_keeps_the_sharding_without_a_collective(run, shape, axis_type):
     arrays = operands()
     expected = run(*arrays)
     mesh = jax.make_mesh(shape, ("data", "heads"), axis_types=(axis_type,) * 2)
@@ -56,14 +61,16 @@ def test_plain_jit_keeps_the_sharding_without_a_collective(shape, axis_type):
         assert text
         assert not [name for name in COLLECTIVES if name in text]
         positions, query, key, table = on_mesh
-        gradient = jax.jit(jax.grad(loss))(query, positions, key, table)
+        gradient = jax.jit(jax.grad(functools.partial(squares, run)))(
+            query, positions, key, table
+        )
         np.testing.assert_allclose(gradient, 2 * arrays[1], rtol=1e-5, atol=1e-6)
         assert gradient.sharding.is_equivalent_to(query.sharding, query.ndim)
 
 
 # jax-ml/jax#21855
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_shard_map(check_vma):
+def test_shard_map(run, check_vma):
     arrays = operands()
     mesh = jax.make_mesh((2, 4), ("data", "heads"), axis_types=(AxisType.Auto,) * 2)
     spec = P("data", None, "heads")
@@ -85,12 +92,12 @@ def test_shard_map(check_vma):
     np.testing.assert_allclose(gradient, 2 * query, rtol=1e-5, atol=1e-6)
 
 
-def test_shard_map_of_replicated_heads_over_split_positions():
+def test_shard_map_of_replicated_heads_over_split_positions(run):
     positions, query, _, table = operands()
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 
     def step(positions, query, table):
-        return apply_rope(positions, query, None, table, layout=LAYOUT)[0]
+        return run(positions, query, None, table)[0]
 
     out = jax.shard_map(
         step, mesh=mesh, in_specs=(P("data"), P(), P()), out_specs=P("data")
@@ -99,7 +106,7 @@ def test_shard_map_of_replicated_heads_over_split_positions():
     np.testing.assert_array_equal(out, expected)
 
 
-def test_features_split_over_explicit_axes_are_refused():
+def test_features_split_over_explicit_axes_are_refused(run):
     positions, query, _, table = operands()
     mesh = jax.make_mesh((2, 4), ("data", "heads"), axis_types=(AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
