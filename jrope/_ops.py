@@ -18,6 +18,7 @@ from jrope._kinds import TABLE_KINDS, Table, TableName, as_table
 from jrope._layout import RotaryLayout
 from jrope._names import named
 from jrope._primitive import bind_rope
+from jrope._products import squared_size
 from jrope._rotate import check_layout, lookup
 from jrope._routes import route_names
 
@@ -259,7 +260,7 @@ def shift_rows(
 def _unit_rows(cos: Array, sin: Array, signed: Array) -> tuple[Array, Array]:
     """Rows of amplitude 1, turning back where the shift is negative."""
     cos, sin = lax.optimization_barrier((cos, sin))  # As in `_inverse_rows`.
-    amplitude = jnp.sqrt(cos * cos + sin * sin)
+    amplitude = jnp.sqrt(squared_size(cos, sin))
     direction = jnp.where(signed < 0, jnp.float32(-1), jnp.float32(1))[..., None]
     return lax.optimization_barrier((cos / amplitude, direction * sin / amplitude))
 
@@ -297,7 +298,7 @@ def _inverse_rows(cos: Array, sin: Array, dtype: type) -> tuple[Array, Array]:
     c, s = lax.optimization_barrier((cos.astype(dtype), sin.astype(dtype)))
     size = jnp.maximum(jnp.abs(c), jnp.abs(s))
     c, s, size = lax.optimization_barrier((c / size, s / size, size))
-    energy = (c * c + s * s) * size
+    energy = squared_size(c, s) * size
     return lax.optimization_barrier((c / energy, -s / energy))
 
 

@@ -161,22 +161,18 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[list[Any], list[An
         for i, dot in zip(moving, turned, strict=True):
             dots[i] = dot
     if not (isinstance(cos_dot, ad.Zero) and isinstance(sin_dot, ad.Zero)):
-        cos_dot, sin_dot = map(ad.instantiate_zeros, (cos_dot, sin_dot))
+        row_dots = tuple(map(ad.instantiate_zeros, (cos_dot, sin_dot)))
         for i, x in enumerate(xs):
-            by_rows = _rotate_by_row_tangents(x, cos_dot, sin_dot, params)
+            by_rows = _rotate_by_row_tangents(x, (cos, sin), row_dots, params)
             dots[i] = ad.add_tangents(dots[i], by_rows)
     return outs, dots
 
 
-def _rotate_by_row_tangents(x: Array, cos: Array, sin: Array, params: Any) -> Array:
+def _rotate_by_row_tangents(x: Array, rows: Any, dots: Any, params: Any) -> Array:
     """The rotated features' change with the rows; features that pass do not change."""
-    half, offset = cos.shape[-1], params["rotary_offset"]
-    end = offset + 2 * half
-    turned = rotate_one(
-        x[..., offset:end], cos, sin, is_neox_style=params["is_neox_style"]
-    )
-    widths = [(0, 0)] * (x.ndim - 1) + [(offset, x.shape[-1] - end)]
-    return jnp.pad(turned, widths)
+    style = {key: params[key] for key in ("is_neox_style", "rotary_offset")}
+    turn = functools.partial(rotate_one, **style)
+    return jax.jvp(lambda cos, sin: turn(x, cos, sin), rows, dots)[1]
 
 
 def _transpose(cotangents: Any, *operands: Any, **params: Any) -> list[Any]:

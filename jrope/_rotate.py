@@ -16,6 +16,7 @@ from jrope._gather import (
 )
 from jrope._kinds import Table, as_table
 from jrope._layout import RotaryLayout
+from jrope._products import complex_product, rounds_products
 
 
 def lookup(
@@ -186,7 +187,7 @@ def _rotate_all(x: Array, cos: Array, sin: Array, is_neox_style: bool) -> Array:
         if is_neox_style
         else (x[..., 0::2], x[..., 1::2])
     )
-    out_first, out_second = turn_pairs(first, second, cos, sin)
+    out_first, out_second = turn_pairs(first, second, cos, sin, rotary_dim=2 * half)
     if is_neox_style:
         return jnp.concatenate([out_first, out_second], axis=-1)
     return jnp.stack([out_first, out_second], axis=-1).reshape(x.shape)
@@ -197,12 +198,16 @@ def turn_pairs(
     second: Float[Array, "*B T N half"],
     cos: Float[Array, "*#B #T half"],
     sin: Float[Array, "*#B #T half"],
+    *,
+    rotary_dim: int,
 ) -> tuple[Float[Array, "*B T N half"], Float[Array, "*B T N half"]]:
     """The arithmetic, once for every formulation: one cast up, one cast back."""
     compute = compute_dtype(first.dtype)
     c, s = (row[..., None, :].astype(compute) for row in (cos, sin))
     a, b = first.astype(compute), second.astype(compute)
-    return (a * c - b * s).astype(first.dtype), (b * c + a * s).astype(first.dtype)
+    rounded = rounds_products(rotary_dim, first.dtype)
+    turned = complex_product(a, b, c, s, rounded=rounded)
+    return turned[0].astype(first.dtype), turned[1].astype(first.dtype)
 
 
 def compute_dtype(dtype: np.dtype) -> np.dtype:

@@ -12,7 +12,7 @@ def test_two_processes_train_as_one():
         [sys.executable, str(PROGRAM)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=700,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -69,12 +69,8 @@ def test_query_and_key_are_one_bind(rotate, name):
     assert len([eqn for eqn in jaxpr.eqns if eqn.primitive in PRIMITIVES]) == 1
 
 
-<<<<<<< HEAD
 # huggingface/candle#3612
-def test_derivatives_of_both_modes_and_orders(name):
-=======
 def test_derivatives_of_both_modes_and_orders(rotate, name):
->>>>>>> wip-inplace
     layout, *arrays = case(name)
 
     def run(*arrays):  # check_grads hands over NumPy arrays.
@@ -173,12 +169,8 @@ def test_vmap_of_grad_and_grad_of_vmap(rotate, name):
         np.testing.assert_allclose(gradient, 2 * query, rtol=1e-5, atol=1e-6)
 
 
-<<<<<<< HEAD
 # jax-ml/jax#9836
-def test_scan_and_remat(name):
-=======
 def test_scan_and_remat(rotate, name):
->>>>>>> wip-inplace
     layout, query, _, cos, sin = case(name)
 
     @jax.checkpoint

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jrope._gather import OutOfRange
+from jrope._products import complex_product, rounds_products
 
 
 @runtime_checkable
@@ -67,4 +68,5 @@ def add_angles(one: Array, other: Array) -> Array:
     half = one.shape[-1] // 2
     a, b = one[..., :half], one[..., half:]
     c, d = other[..., :half], other[..., half:]
-    return jnp.concatenate([a * c - b * d, b * c + a * d], axis=-1)
+    rounded = rounds_products(2 * half, one.dtype)
+    return jnp.concatenate(complex_product(a, b, c, d, rounded=rounded), axis=-1)

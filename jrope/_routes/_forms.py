@@ -153,7 +153,7 @@ def swap(
         for pair in ((cos, cos), (sin, -sin))
     ]
     wide_cos, wide_sin = lax.optimization_barrier(tuple(rows))
-    turned, _ = turn_pairs(x, partner, wide_cos, wide_sin)
+    turned, _ = turn_pairs(x, partner, wide_cos, wide_sin, rotary_dim=width)
     if width == x.shape[-1]:
         return turned
     # A select, not rows of 1 and 0: those would turn inf beside a feature into NaN.
@@ -200,9 +200,12 @@ def _turned_halves(
 ) -> tuple[Array, Array]:
     half = cos.shape[-1]
     middle, end = offset + half, offset + 2 * half
-    if is_neox_style:
-        return turn_pairs(x[..., offset:middle], x[..., middle:end], cos, sin)
-    return turn_pairs(x[..., offset:end:2], x[..., offset + 1 : end : 2], cos, sin)
+    first, second = (
+        (x[..., offset:middle], x[..., middle:end])
+        if is_neox_style
+        else (x[..., offset:end:2], x[..., offset + 1 : end : 2])
+    )
+    return turn_pairs(first, second, cos, sin, rotary_dim=2 * half)
 
 
 def _pad(x: Array, before: int, after: int, between: int = 0) -> Array:
