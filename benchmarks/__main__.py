@@ -39,6 +39,8 @@ BENCHES: dict[str, Bench] = {
     "rope": Bench("bench_rope"),
     "recompile": Bench("bench_recompile"),
     "decode_step": Bench("bench_decode_step"),
+    "train": Bench("bench_train"),
+    "inplace": Bench("bench_inplace", ("--quick",)),
     "positions": Bench("bench_positions"),
     "precision": Bench("bench_precision"),
     "forms-quick": Bench("bench_forms", ("--quick",)),
