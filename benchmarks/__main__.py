@@ -62,16 +62,30 @@ def run(name: str) -> dict[str, Any]:
 
 
 def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Results with the rows and stamps of other JAX minor versions kept."""
+    """Results with the rows and stamps of other JAX minor versions kept.
+
+    What a run says of itself as a whole becomes a row of `runs`.
+    """
     cells = new.get("cells", [])
     if not cells or "jax" not in cells[0]:
         return new
-    mine = _minor(cells[0]["jax"])
-    kept = [cell for cell in old.get("cells", []) if _minor(cell["jax"]) != mine]
-    stamps = {**old.get("stamps", {}), mine: new["stamp"]}
+    version = cells[0]["jax"]
+    stamps = {**old.get("stamps", {}), _minor(version): new["stamp"]}
     rest = {key: value for key, value in new.items() if key not in ("stamp", "cells")}
-    by_version = sorted(kept + cells, key=lambda cell: _numbers(cell["jax"]))
-    return {"stamps": dict(sorted(stamps.items())), **rest, "cells": by_version}
+    run = {key: value for key, value in rest.items() if not isinstance(value, dict)}
+    words = {key: value for key, value in rest.items() if key not in run}
+    rows = {"cells": cells, "runs": [{"jax": version, **run}] if run else []}
+    merged = {
+        part: _by_version(old.get(part, []), new_rows, version)
+        for part, new_rows in rows.items()
+        if new_rows
+    }
+    return {"stamps": dict(sorted(stamps.items())), **words, **merged}
+
+
+def _by_version(old: list[Any], new: list[Any], version: str) -> list[Any]:
+    kept = [row for row in old if _minor(row["jax"]) != _minor(version)]
+    return sorted(kept + new, key=lambda row: _numbers(row["jax"]))
 
 
 def _minor(version: str) -> str:

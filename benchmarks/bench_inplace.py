@@ -117,6 +117,7 @@ def measure_cell(tokens: int, dtype: str, pairing: str, mode: str, plan: Plan) -
     calls = {name: prepared(run, mode, operands) for name, run in runs.items()}
     times = measure(calls, plan=plan, work=STEPS if mode == "step" else 1)
     return {
+        "jax": jax.__version__,
         "tokens": tokens,
         "dtype": dtype,
         "pairing": pairing,

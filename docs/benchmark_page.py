@@ -301,7 +301,7 @@ SECTIONS = (
         says="A call plans a prompt, checks it and writes its positions. *vLLM's "
         "rule* is its Python, written again; *transformers* its own "
         "`get_rope_index`. A step fills the positions of a whole batch.",
-        command="python -m benchmarks.bench_positions --json > {file}",
+        command="make bench ARGS={name}",
         table=_positions,
     ),
     Section(
@@ -334,7 +334,24 @@ SECTIONS = (
         title="A training step",
         says="Time of a step, and bytes kept for the backward pass, of a "
         "twelve-layer attention stack with jrope and with other forms.",
-        command="python -m benchmarks.bench_train --json > {file}",
+        command="make bench ARGS={name}",
+        table=plain_tables,
+    ),
+    Section(
+        files="inplace",
+        title="Heads turned in place on CPU",
+        says="The route `cpu_inplace` beside XLA's, and beside the floor of any "
+        "elementwise operation: one step of a loop, a call whose operands are "
+        "donated, and one that keeps them.",
+        command="make bench ARGS={name}",
+        table=plain_tables,
+    ),
+    Section(
+        files="soak-jax*",
+        title="A million calls of `cpu_inplace`",
+        says="Random calls against the definition: elements whose bits differ, those "
+        "past the error bound, and memory before and after.",
+        command="python -m benchmarks.soak_cpu_inplace --json > {file}",
         table=plain_tables,
     ),
 )

@@ -132,17 +132,29 @@ def test_results_of_two_jax_versions_stand_side_by_side(tmp_path, monkeypatch):
 
     def found(version: str, ratio: float) -> dict:
         cells = [{"jax": version, "peers": {"a": ratio}, "misses": ["x", "y"]}]
-        return {"stamp": {"load": ratio}, "cells": cells}
+        return {
+            "stamp": {"load": ratio},
+            "shape": {"T": 1},
+            "best": ratio,
+            "cells": cells,
+        }
 
     for version, ratio in (("0.12.0.1", 1.0), ("0.10.2", 2.0), ("0.12.1", 3.0)):
         runner.store("rope", found(version, ratio))
     whole = json.loads((tmp_path / "rope.json").read_text())
     assert [cell["jax"] for cell in whole["cells"]] == ["0.10.2", "0.12.1"]
     assert whole["stamps"] == {"0.10": {"load": 2.0}, "0.12": {"load": 3.0}}
+    assert whole["shape"] == {"T": 1}
+    assert whole["runs"] == [
+        {"jax": "0.10.2", "best": 2.0},
+        {"jax": "0.12.1", "best": 3.0},
+    ]
     assert (tmp_path / "rope.csv").read_text().splitlines() == [
-        "part,jax,peers.a,misses",
-        "cells,0.10.2,2.0,x; y",
-        "cells,0.12.1,3.0,x; y",
+        "part,jax,peers.a,misses,best",
+        "cells,0.10.2,2.0,x; y,",
+        "cells,0.12.1,3.0,x; y,",
+        "runs,0.10.2,,,2.0",
+        "runs,0.12.1,,,3.0",
     ]
 
 
