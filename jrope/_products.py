@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 # The least rotary_dim that needs no care. Source: the programs that
 # tests/test_train_serve.py compares, on x86-64 under JAX 0.10 and 0.12: of float16
 # heads some differed up to 16 features, of others up to 8.
-_WIDE, _WIDE_FLOAT16 = 16, 32
+WIDE, WIDE_FLOAT16 = 16, 32
 
 
 def rounds_products(rotary_dim: int, dtype: np.dtype) -> bool:
@@ -19,7 +19,7 @@ def rounds_products(rotary_dim: int, dtype: np.dtype) -> bool:
     loop over few features is unrolled, and then one product, the other or none is
     contracted, as each program falls out.
     """
-    return rotary_dim < (_WIDE_FLOAT16 if dtype == np.float16 else _WIDE)
+    return rotary_dim < (WIDE_FLOAT16 if dtype == np.float16 else WIDE)
 
 
 def complex_product(

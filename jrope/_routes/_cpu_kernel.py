@@ -17,6 +17,8 @@ from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
+from jrope import _products as products
+from jrope._products import WIDE, WIDE_FLOAT16
 from jrope._routes import _cpu_frames as frames
 from jrope._routes import _ffi_layout as layout
 from jrope._routes._cpu_frames import carray
@@ -119,51 +121,68 @@ _HALF = np.uint32(126 << 23)  # The bits of 0.5.
 _NAN = np.uint32(0x7FC0)  # A NaN of bfloat16.
 
 
-def _joined(join: str) -> Any:
-    """Makes a * b joined to c * d, of which the first may be part of a fused operation.
-
-    Where the processor has one, the second product is rounded by itself and the first
-    is not: the bits that XLA's code for the forms gives.
-    """
+def _joined(join: str, flags: tuple[str, ...]) -> Any:
+    """Makes a * b joined to c * d; flags say whether the first product may be fused."""
 
     @_intrinsic
     def joined(typing_context, a, b, c, d):
         def generate(context, builder, signature, arguments):
             a, b, c, d = arguments
-            product = builder.fmul(a, b, flags=("contract",))
-            return getattr(builder, join)(
-                product, builder.fmul(c, d), flags=("contract",)
-            )
+            product = builder.fmul(a, b, flags=flags)
+            return getattr(builder, join)(product, builder.fmul(c, d), flags=flags)
 
         return a(a, b, c, d), generate
 
     return joined
 
 
-_difference, _sum = _joined("fsub"), _joined("fadd")
+_CONTRACT = ("contract",)
+_fused_difference, _fused_sum = _joined("fsub", _CONTRACT), _joined("fadd", _CONTRACT)
+_rounded_difference, _rounded_sum = _joined("fsub", ()), _joined("fadd", ())
 
 
 @_inlined
-def _turn_halves(head, half, cos, sin, kind):
+def _fused(a, b, cos, sin):
+    """A pair, turned. Where the processor can, the first product is not rounded."""
+    return _fused_difference(a, cos, b, sin), _fused_sum(b, cos, a, sin)
+
+
+@_inlined
+def _rounded(a, b, cos, sin):
+    """A pair, turned with every product rounded, as XLA's forms do for narrow heads."""
+    return _rounded_difference(a, cos, b, sin), _rounded_sum(b, cos, a, sin)
+
+
+@_inlined
+def _turn_halves(head, half, cos, sin, kind, turned):
     """Turns the pairs (i, i + half) of one head."""
     widen, narrow = kind.widen, kind.narrow
     first = carray(frames.at(head), half, kind.element)
     second = carray(frames.at(head + kind.size * half), half, kind.element)
     for i in range(half):
         a, b = widen(first[i]), widen(second[i])
-        first[i] = narrow(_difference(a, cos[i], b, sin[i]))
-        second[i] = narrow(_sum(b, cos[i], a, sin[i]))
+        a, b = turned(a, b, cos[i], sin[i])
+        first[i], second[i] = narrow(a), narrow(b)
 
 
 @_inlined
-def _turn_neighbours(head, half, cos, sin, kind):
+def _turn_neighbours(head, half, cos, sin, kind, turned):
     """Turns the pairs (2i, 2i + 1) of one head."""
     widen, narrow = kind.widen, kind.narrow
     pairs = carray(frames.at(head), (half, 2), kind.element)
     for i in range(half):
         a, b = widen(pairs[i, 0]), widen(pairs[i, 1])
-        pairs[i, 0] = narrow(_difference(a, cos[i], b, sin[i]))
-        pairs[i, 1] = narrow(_sum(b, cos[i], a, sin[i]))
+        a, b = turned(a, b, cos[i], sin[i])
+        pairs[i, 0], pairs[i, 1] = narrow(a), narrow(b)
+
+
+@_inlined
+def _turn_head(head, half, cos, sin, is_neox_style, kind, turned):
+    """Turns one head, whose pairs start at an address."""
+    if is_neox_style:
+        _turn_halves(head, half, cos, sin, kind, turned)
+    else:
+        _turn_neighbours(head, half, cos, sin, kind, turned)
 
 
 @_called
@@ -201,10 +220,10 @@ def _turn(x, out, cos, sin, is_neox_style, offset, kind):
         s = carray(frames.at(sin[layout.DATA] + place), half, kind.row_element)
         for head in range(heads):
             start = target + (head * width + offset) * size
-            if is_neox_style:
-                _turn_halves(start, half, c, s, kind)
+            if 2 * half < kind.wide:
+                _turn_head(start, half, c, s, is_neox_style, kind, _rounded)
             else:
-                _turn_neighbours(start, half, c, s, kind)
+                _turn_head(start, half, c, s, is_neox_style, kind, _fused)
 
 
 @_inlined
@@ -264,13 +283,15 @@ class _Kind(NamedTuple):
     row_size: int
     widen: Any
     narrow: Any
+    wide: int  # the least rotary_dim whose products are not rounded
 
 
 _ROWS32, _ROWS64 = (layout.F32, np.float32, 4), (layout.F64, np.float64, 8)
-_FLOAT32 = _Kind(layout.F32, np.float32, 4, *_ROWS32, _same, _same)
-_FLOAT64 = _Kind(layout.F64, np.float64, 8, *_ROWS64, _same, _same)
-_BFLOAT16 = _Kind(layout.BF16, np.uint16, 2, *_ROWS32, _from_bfloat16, _to_bfloat16)
-_FLOAT16 = _Kind(layout.F16, np.uint16, 2, *_ROWS32, _from_float16, _to_float16)
+_BFLOATS, _HALVES = (_from_bfloat16, _to_bfloat16), (_from_float16, _to_float16)
+_FLOAT32 = _Kind(layout.F32, np.float32, 4, *_ROWS32, _same, _same, WIDE)
+_FLOAT64 = _Kind(layout.F64, np.float64, 8, *_ROWS64, _same, _same, WIDE)
+_BFLOAT16 = _Kind(layout.BF16, np.uint16, 2, *_ROWS32, *_BFLOATS, WIDE)
+_FLOAT16 = _Kind(layout.F16, np.uint16, 2, *_ROWS32, *_HALVES, WIDE_FLOAT16)
 
 
 def _float32(frame):
@@ -322,7 +343,8 @@ class _Cache(FunctionCache):
         super().__init__(function)
         file = self._cache_file
         others = [
-            pathlib.Path(str(module.__file__)).stat() for module in (frames, layout)
+            pathlib.Path(str(module.__file__)).stat()
+            for module in (frames, layout, products)
         ]
         stamps = [(entry.st_mtime_ns, entry.st_size) for entry in others]
         file._source_stamp = (*file._source_stamp, *stamps)
