@@ -123,7 +123,8 @@ class PositionPlan:
           out_offset: column of the first of them.
 
         Raises:
-          PositionError: out_shape, out_dtype; nothing is written then.
+          PositionError: out_shape, out_dtype; position_beyond_table, past int32;
+            nothing is written then.
           TypeError: the window is none of ints.
         """
         if stop is None:
@@ -207,28 +208,28 @@ class PositionPlan:
     def _misfit(
         self, misfit: int, out: np.ndarray, start: int, stop: int, at: int
     ) -> PositionError:
-        rows, columns = out.shape
-        if misfit == 1:
-            return PositionError(
-                "out_shape", expected=f"{self.axes} rows", got=f"{rows}"
-            )
-        if misfit == 2:
-            return PositionError(
+        start, stop, at = _whole_window(start, stop, at)
+        facts = {
+            1: ("out_shape", f"{self.axes} rows", out.shape[0]),
+            2: ("out_shape", "0 <= start <= stop < 2^31", f"{start}, {stop}"),
+            3: (
                 "out_shape",
-                expected="0 <= start <= stop < 2^31",
-                got=f"{start}, {stop}",
-            )
-        if misfit == 3:
-            return PositionError(
-                "out_shape",
-                expected=f"{stop - start} columns from column {at} on",
-                got=f"{columns} columns in all",
-            )
-        return PositionError(
-            "out_dtype",
-            expected="float32" if self.spec.fractional else "int32 or int64",
-            got=out.dtype,
-        )
+                f"{stop - start} columns from column {at} on",
+                f"{out.shape[-1]} columns in all",
+            ),
+            4: (
+                "out_dtype",
+                "float32" if self.spec.fractional else "int32 or int64",
+                out.dtype,
+            ),
+            5: (
+                "position_beyond_table",
+                "positions within int32",
+                stop - 1 + self.decode_shift,
+            ),
+        }
+        code, expected, got = facts[misfit]
+        return PositionError(code, expected=expected, got=got)
 
     def __repr__(self) -> str:
         """Family, tokens and delta."""
