@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 CASES = int(os.environ.get("JROPE_FUZZ_EXAMPLES", "1000"))
@@ -22,7 +22,15 @@ settings.register_profile(
     max_examples=CASES,
     derandomize=True,
     deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,  # "unchecked" is the same for all cases.
+    ],
+)
+# Not shrunk, since every attempt would compile: the seed and the shape say enough.
+on_device = settings(
+    settings.get_profile("jrope"), max_examples=PROGRAMS, phases=[Phase.generate]
 )
 seeds = st.integers(0, 2**32 - 1)
 

@@ -196,7 +196,9 @@ class Script:
 
     def add(self, slot: int, seed: int) -> None:
         known = request(self.family, seed)
-        self.expect(self.slow.add(slot, known), lambda: self.batch.add(slot, known.plan))
+        self.expect(
+            self.slow.add(slot, known), lambda: self.batch.add(slot, known.plan)
+        )
 
     def remove(self, slot: int) -> None:
         self.expect(self.slow.remove(slot), lambda: self.batch.remove(slot))
@@ -209,9 +211,7 @@ class Script:
         columns = columns_of(windows, way, dtype)
         if way != "list":
             windows = list(zip(*(map(int, x) for x in columns), strict=True))
-        made = self.expect(
-            self.slow.step(windows), lambda: self.batch.step(*columns)
-        )
+        made = self.expect(self.slow.step(windows), lambda: self.batch.step(*columns))
         if made is not None:
             assert made.shape == (self.model.axes, len(self.slow.tokens))
             assert np.shares_memory(made, self.batch.buffer) or not made.size

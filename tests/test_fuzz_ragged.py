@@ -56,9 +56,12 @@ def test_requests_laid_end_to_end(requests, size, dtype, way):
         assert made.tolist() == padded
         back = positions.offsets_from_positions(given, whole_as(padded, dtype, way))
         assert back.tolist() == [offset if n else 0 for n, offset in requests]
-        assert in_graph(
-            np.int32(starts), np.int32([o for _, o in requests]), size=SIZE + 6
-        ).tolist() == (want + [-1] * 30)[:30]
+        assert (
+            in_graph(
+                np.int32(starts), np.int32([o for _, o in requests]), size=SIZE + 6
+            ).tolist()
+            == (want + [-1] * 30)[:30]
+        )
 
 
 @given(
@@ -73,7 +76,9 @@ def test_offsets_of_positions_that_count_up_or_do_not(counts, firsts, where, odd
     rows = [o + k for n, o in zip(counts, firsts, strict=True) for k in range(n)]
     rows = (rows + [-1] * (SIZE + 6))[: SIZE + 6]
     # Past the largest int32 they begin again at the smallest, as an overflow would.
-    rows = [(p + odd * (k == where) + 2**31) % 2**32 - 2**31 for k, p in enumerate(rows)]
+    rows = [
+        (p + odd * (k == where) + 2**31) % 2**32 - 2**31 for k, p in enumerate(rows)
+    ]
     right = [rows[start] if n else 0 for start, n in zip(starts, counts, strict=False)]
     counts_up = all(
         rows[start + k] == offset + k
@@ -101,7 +106,8 @@ def rows_of(draw: Any, values: Any) -> np.ndarray:
 
 def each_row(run: Any, given: np.ndarray) -> np.ndarray:
     """A function of a list of numbers, for each of the innermost rows."""
-    made = [run(row) for row in given.reshape(-1, given.shape[-1]).tolist()]
+    rows = given.reshape(int(np.prod(given.shape[:-1])), -1) if given.size else given
+    made = [run(row) for row in rows.tolist()] if given.size else []
     return np.asarray(made, np.int64).reshape(given.shape)
 
 

@@ -13,6 +13,8 @@ from jrope.positions._table import PLANNED, ROWS, SHIFT, TOP
 
 _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 _FLOATS = (np.dtype(np.float32),)
+# Kernels take int64.
+_FARTHEST = 2**63 - 1
 
 
 def _whole_window(start: int, stop: int, at: int) -> tuple[int, int, int]:
@@ -137,7 +139,7 @@ class PositionPlan:
             else:
                 fill = FILL_TABLE[out.dtype]
                 misfit = fill.run(table, out, code, start, stop, out_offset)
-        except (TypeError, AttributeError, KeyError):
+        except (TypeError, AttributeError, KeyError, OverflowError):
             misfit = self._convert_and_fill(out, start, stop, out_offset)
         if misfit:
             raise self._misfit(misfit, out, start, stop, out_offset)
@@ -170,6 +172,10 @@ class PositionPlan:
         """Fills what the kernel at hand does not take, or is not ready for."""
         out = self._checked(out)
         start, stop, at = _whole_window(start, stop, at)
+        if abs(start) > _FARTHEST or abs(stop) > _FARTHEST:
+            return 2
+        if abs(at) > _FARTHEST:
+            return 3
         rows = out
         if out.strides[1] != out.itemsize or not out.flags.aligned:
             rows = np.require(out, requirements=["C", "A"])
