@@ -246,6 +246,18 @@ def test_the_bits_of_eager_and_jitted_calls():
         ({"num_hidden_layers": 10**9}, ValueError, "must be at most 65536"),
         ({"head_dim": 10**9}, ValueError, "head_dim must be at most 65536"),
         (
+            {
+                "rope_scaling": {
+                    "rope_type": "telechat3-yarn",
+                    "original_max_position_embeddings": 16,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 2.0,
+                }
+            },
+            ValueError,
+            "mscale must be None under telechat3-yarn.* got 1.0; is it plain yarn",
+        ),
+        (
             {"text_config": {**SIZES, "rope_theta": 1e4}, "rope_theta": 1e6},
             ValueError,
             "rope_theta must stand in text_config.* got 1000000.0 beside it",
