@@ -1,5 +1,5 @@
-# make demo | test | gpu | hpu | peers | stacks | lint | notebooks | bench | docs | dist:
-# each builds its own .venv first.
+# make demo | test | fuzz | soak | gpu | hpu | peers | stacks | lint | notebooks |
+# bench | docs | dist: each builds its own .venv first.
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #   VENV=.venv          where
 #   MODEL=smollm2       what `make demo` serves: smollm2, gemma3 or tiny-qwen2-vl
@@ -14,7 +14,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test gpu hpu peers stacks lint notebooks bench docs dist clean help
+.PHONY: demo test fuzz soak gpu hpu peers stacks lint notebooks bench docs dist clean help
 
 help:
 	@sed -n '1,6s/^# //p' Makefile
@@ -26,6 +26,16 @@ demo: $(VENV)/.have-demo $(patsubst jrope/demo/pins/%.txt,$(VENV)/.have-weights-
 
 test: $(VENV)/.have-test $(VENV)/.have-weights-smollm2 $(VENV)/.have-weights-gemma3
 	$(BIN)/python -m pytest $(ARGS)
+
+# CASES random cases a property, where `make test` has 1,000.
+CASES ?= 100000
+fuzz: $(VENV)/.have-test
+	JROPE_FUZZ_EXAMPLES=$(CASES) $(BIN)/python -m pytest -m fuzz tests \
+	  --hypothesis-show-statistics $(ARGS)
+
+# 10,000 steps of random requests, and as many beside four threads that plan.
+soak: $(VENV)/.have-test
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.soak_serving $(ARGS)
 
 # On a stand-in for a Gaudi plugin: tests/stand_in/plugin.py.
 hpu: $(VENV)/.have-test $(VENV)/.have-stand-in

@@ -87,11 +87,27 @@ def rotate(
     >>> query.tolist()
     [[[-4.0, 3.0]]]
     """
+    given = {"query": query} if key is None else {"query": query, "key": key}
+    outs = _rotate_named(given, cos, sin, layout, inverse, implementation)
+    return outs[0], None if key is None else outs[1]
+
+
+def _rotate_named(
+    given: dict[str, Array],
+    cos: Array,
+    sin: Array,
+    layout: RotaryLayout,
+    inverse: bool,
+    implementation: str | None,
+) -> list[Array]:
+    """`rotate` of operands by the names that errors and policies know them by."""
     check_layout(layout)
     _check_rows(cos, sin, layout)
     check_implementation(implementation)
-    given = {"query": query} if key is None else {"query": query, "key": key}
-    heads = [_as_heads(name, x, cos, layout) for name, x in given.items()]
+    first = next(iter(given))
+    heads = [
+        _as_heads(name, x, cos, layout, name == first) for name, x in given.items()
+    ]
     if inverse:
         wide = any(x.dtype == jnp.float64 for x in heads)
         cos, sin = _inverse_rows(cos, sin, jnp.float64 if wide else jnp.float32)
@@ -103,11 +119,10 @@ def rotate(
         rotary_offset=layout.rotary_offset,
         implementation=implementation,
     )
-    outs = [
+    return [
         named(out.reshape(x.shape), f"rope_{name}")
         for out, (name, x) in zip(turned, given.items(), strict=True)
     ]
-    return outs[0], None if key is None else outs[1]
 
 
 @overload
@@ -232,8 +247,7 @@ def rerope(
     kind = as_table(table)
     signed = check_shifts(shifts, kind, layout=layout)
     cos, sin = shift_rows(signed, kind, layout=layout)
-    moved, _ = rotate(key, None, cos, sin, layout=layout, implementation=implementation)
-    return moved
+    return _rotate_named({"key": key}, cos, sin, layout, False, implementation)[0]
 
 
 def check_shifts(shifts: ArrayLike, kind: Table, *, layout: RotaryLayout) -> Array:
@@ -327,7 +341,9 @@ def _check_rows(cos: Array, sin: Array, layout: RotaryLayout) -> None:
         )
 
 
-def _as_heads(name: str, x: Array, cos: Array, layout: RotaryLayout) -> Array:
+def _as_heads(
+    name: str, x: Array, cos: Array, layout: RotaryLayout, is_first: bool
+) -> Array:
     """`x` as [*B, T, N, H]: flattened heads are told by their rank."""
     check_array(name, x)
     if x.dtype not in _HEAD_DTYPES:
@@ -344,9 +360,9 @@ def _as_heads(name: str, x: Array, cos: Array, layout: RotaryLayout) -> Array:
                 f"have one axis more than positions, whose shape is {leading}"
             )
         heads = x.shape[-1] // layout.head_dim
-        if name == "query" and heads == 1 and leading != x.shape[:-1]:
+        if is_first and heads == 1 and leading != x.shape[:-1]:
             raise ValueError(
-                f"query must be [*B, T, N, H] or, flattened, have the leading axes of "
+                f"{name} must be [*B, T, N, H] or, flattened, have the leading axes of "
                 f"positions, which are {leading}, got shape {x.shape}: with one head "
                 f"and a shared axis the two cannot be told apart"
             )

@@ -3,6 +3,7 @@
 import jax
 import jaxtyping
 import pytest
+from hypothesis import settings
 
 # Before any module of jrope is imported: its array annotations are checked in tests
 # only. Modules are named one by one, since the hook breaks numba-compiled ones.
@@ -31,6 +32,10 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+import fuzzing  # noqa: E402, F401
+
+settings.load_profile("jrope")
 
 
 @pytest.fixture(autouse=True)

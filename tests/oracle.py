@@ -99,15 +99,19 @@ def _llama3_one(freq, rope):
 def _longrope(theta, width, longest, rope):
     original = rope["original_max_position_embeddings"]
     factor = rope.get("factor", longest / original)
-    amplitude = math.sqrt(1 + math.log(factor) / math.log(original))
-    divisors = rope["short_factor"]
-    plain = _series(theta, width)
-    return [f / d for f, d in zip(plain, divisors, strict=True)], amplitude
+    plain = zip(_series(theta, width), rope["short_factor"], strict=True)
+    freqs = [f / d for f, d in plain]
+    for own in ("short_mscale", "attention_factor"):
+        if rope.get(own) is not None:
+            return freqs, rope[own]
+    if factor <= 1:
+        return freqs, 1.0
+    return freqs, math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _proportional(theta, width, longest, rope):
     turning = int(rope.get("partial_rotary_factor", 1.0) * width // 2)
-    plain = _series(theta, width)
+    plain = [f / rope.get("factor", 1.0) for f in _series(theta, width)]
     return [f if i < turning else 0.0 for i, f in enumerate(plain)], 1.0
 
 

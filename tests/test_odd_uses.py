@@ -204,6 +204,14 @@ def test_one_flattened_head_and_a_shared_axis_are_ambiguous():
     square = QUERY[0, :3]  # [T, N, H] with T = N, for rows [1, T, R/2].
     with pytest.raises(ValueError, match="the two cannot be told apart"):
         apply_rope(jnp.arange(3)[None], square, None, TABLE, layout=LAYOUT)
+    with pytest.raises(ValueError, match="key must be .* the two cannot be told apart"):
+        rerope(square, jnp.arange(3)[None], TABLE, layout=LAYOUT)
+
+
+def test_errors_of_rerope_speak_of_its_key(unchecked):
+    for wrong, error in ((QUERY[..., :5], ValueError), (QUERY > 0, TypeError)):
+        with pytest.raises(error, match="^key must be "):
+            rerope(wrong, POSITIONS, TABLE, layout=LAYOUT)
 
 
 def test_the_bits_of_eager_and_jitted_calls():
@@ -237,6 +245,18 @@ def test_the_bits_of_eager_and_jitted_calls():
         ({"rope_theta": 10**400}, ValueError, "rope_theta must be finite.*got inf"),
         ({"num_hidden_layers": 10**9}, ValueError, "must be at most 65536"),
         ({"head_dim": 10**9}, ValueError, "head_dim must be at most 65536"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "telechat3-yarn",
+                    "original_max_position_embeddings": 16,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 2.0,
+                }
+            },
+            ValueError,
+            "mscale must be None under telechat3-yarn.* got 1.0; is it plain yarn",
+        ),
         (
             {"text_config": {**SIZES, "rope_theta": 1e4}, "rope_theta": 1e6},
             ValueError,

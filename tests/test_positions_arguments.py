@@ -195,3 +195,31 @@ def test_another_layout_of_arrays_is_refused(monkeypatch):
     monkeypatch.setattr(_arguments, "_Array", Shifted)
     with pytest.raises(ImportError, match="as numpy 2 lays them out"):
         link_numpy()
+
+
+FAR = (2**63 - 1, 2**63 - 5, 2**63, 2**70, -(2**63), -(2**70))
+
+
+@pytest.mark.parametrize("at", FAR)
+def test_windows_that_no_int64_holds_are_refused(at):
+    around = np.full((1, 64), -7, np.int32)
+    made = plan(spec("text"), IDS)
+    for start, stop, column in ((0, 5, at), (at, at + 5, 0), (0, at, 0)):
+        with pytest.raises(PositionError, match="out_shape"):
+            made.fill(around[:, 16:32], start, stop, column)
+    assert (around == -7).all()
+
+
+def test_decoding_past_int32_is_refused():
+    ids = [1, 151652, 151656, 151656, 151653]
+    seconds = {"video_grid_thw": [[2, 2, 2]], "second_per_grid_ts": [50.0]}
+    made = plan(spec("qwen2_5_vl"), ids, **seconds)
+    last = 2**31 - 1 - made.delta
+    assert made.positions(last, last + 1).tolist() == [[2**31 - 1]] * 3
+    with pytest.raises(PositionError, match="within int32, got 2147483648"):
+        made.positions(last, last + 2, dtype=np.int64)
+
+
+def test_a_flat_array_that_is_too_short_is_refused_by_name():
+    with pytest.raises(PositionError, match="out_shape: expected 7 columns .* got 3"):
+        plan(spec("text"), IDS).fill(np.zeros(3, np.int32))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from fuzzing import CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from positions_oracle import FAMILIES, Prompt, random_prompt
@@ -9,7 +10,9 @@ from positions_oracle import FAMILIES, Prompt, random_prompt
 from jrope.positions import BatchPositions, PositionPlan, PositionSpec, plan, spec
 from jrope.positions._jit import INTERPRETED
 
-LAYOUTS = 40 if INTERPRETED else 2000
+pytestmark = pytest.mark.fuzz
+
+LAYOUTS = 40 if INTERPRETED else 2 * CASES
 
 
 def model_of(family: str) -> PositionSpec:
@@ -74,7 +77,7 @@ def test_a_clipped_prompt_has_the_positions_of_its_tokens(family):
 STEP = st.tuples(st.integers(0, 5), st.integers(0, 60), st.integers(0, 25))
 
 
-@settings(max_examples=30 if INTERPRETED else 150, deadline=None, database=None)
+@settings(max_examples=30 if INTERPRETED else CASES)
 @given(st.lists(STEP, max_size=6), st.integers(0, 10_000), st.integers(0, 2))
 def test_random_steps_of_random_batches(rows, seed, which):
     family = ("qwen2_5_vl", "hunyuan_vl", "qwen3_omni_moe")[which]

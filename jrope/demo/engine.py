@@ -176,13 +176,18 @@ class Engine:
 
     def run(self, batch: Batch) -> StepResult:
         """Runs one step and waits for what it gives."""
+        tokens, sample = self.dispatch(batch)
+        return StepResult(np.asarray(tokens), np.asarray(sample))
+
+    def dispatch(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Begins one step; `StepResult`'s two arrays are still on their way."""
         # On CPU, JAX may read an aligned numpy array in place while the step is in
         # flight, so it gets arrays that nobody will fill again.
         mine = jax.tree.map(np.copy, batch)
         tokens, sample, self._pool = self._step(
             state=self._state, pool=self._pool, batch=mine
         )
-        return StepResult(np.asarray(tokens), np.asarray(sample))
+        return tokens, sample
 
     @property
     def programs(self) -> int:

@@ -203,6 +203,7 @@ def write_window(table, head, out, start, stop, at):
 def misfit_of(out, shape_code, start, stop, at):
     """Why a window cannot be written: 1 rows, 2 window, 3 columns, 4 dtype; 0 it can.
 
+    5 is for positions past int32, which only decoding reaches: see `_fill_table`.
     `shape_code` is the number of rows, negative for fractional positions.
     """
     if out.shape[0] != abs(shape_code):
@@ -211,7 +212,8 @@ def misfit_of(out, shape_code, start, stop, at):
         return 4
     if start < 0 or stop < start or stop >= _LARGEST:
         return 2
-    if at < 0 or at + (stop - start) > out.shape[1]:
+    # Not `at + (stop - start)`, which can be more than an int64 holds.
+    if at < 0 or at > out.shape[1] - (stop - start):
         return 3
     return 0
 
@@ -220,6 +222,9 @@ def _fill_table(table, out, shape_code, start, stop, at):
     """Writes a window of a plan's table if it fits; returns why it does not."""
     start, stop, at = whole(start), whole(stop), whole(at)
     misfit = misfit_of(out, whole(shape_code), start, stop, at)
+    # Planned positions are in range; those of decoding go on without end.
+    if misfit == 0 and stop > table[0, PLANNED]:
+        misfit = 5 * int(stop - 1 + table[0, SHIFT] > _LARGEST)
     if misfit == 0:
         write_window(table, 0, out, start, stop, at)
     return misfit

@@ -13,6 +13,8 @@ from jrope.positions._table import PLANNED, ROWS, SHIFT, TOP
 
 _INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 _FLOATS = (np.dtype(np.float32),)
+# Kernels take int64.
+_FARTHEST = 2**63 - 1
 
 
 def _whole_window(start: int, stop: int, at: int) -> tuple[int, int, int]:
@@ -123,7 +125,8 @@ class PositionPlan:
           out_offset: column of the first of them.
 
         Raises:
-          PositionError: out_shape, out_dtype; nothing is written then.
+          PositionError: out_shape, out_dtype; position_beyond_table, past int32;
+            nothing is written then.
           TypeError: the window is none of ints.
         """
         if stop is None:
@@ -136,7 +139,7 @@ class PositionPlan:
             else:
                 fill = FILL_TABLE[out.dtype]
                 misfit = fill.run(table, out, code, start, stop, out_offset)
-        except (TypeError, AttributeError, KeyError):
+        except (TypeError, AttributeError, KeyError, OverflowError):
             misfit = self._convert_and_fill(out, start, stop, out_offset)
         if misfit:
             raise self._misfit(misfit, out, start, stop, out_offset)
@@ -169,6 +172,10 @@ class PositionPlan:
         """Fills what the kernel at hand does not take, or is not ready for."""
         out = self._checked(out)
         start, stop, at = _whole_window(start, stop, at)
+        if abs(start) > _FARTHEST or abs(stop) > _FARTHEST:
+            return 2
+        if abs(at) > _FARTHEST:
+            return 3
         rows = out
         if out.strides[1] != out.itemsize or not out.flags.aligned:
             rows = np.require(out, requirements=["C", "A"])
@@ -207,28 +214,28 @@ class PositionPlan:
     def _misfit(
         self, misfit: int, out: np.ndarray, start: int, stop: int, at: int
     ) -> PositionError:
-        rows, columns = out.shape
-        if misfit == 1:
-            return PositionError(
-                "out_shape", expected=f"{self.axes} rows", got=f"{rows}"
-            )
-        if misfit == 2:
-            return PositionError(
+        start, stop, at = _whole_window(start, stop, at)
+        facts = {
+            1: ("out_shape", f"{self.axes} rows", out.shape[0]),
+            2: ("out_shape", "0 <= start <= stop < 2^31", f"{start}, {stop}"),
+            3: (
                 "out_shape",
-                expected="0 <= start <= stop < 2^31",
-                got=f"{start}, {stop}",
-            )
-        if misfit == 3:
-            return PositionError(
-                "out_shape",
-                expected=f"{stop - start} columns from column {at} on",
-                got=f"{columns} columns in all",
-            )
-        return PositionError(
-            "out_dtype",
-            expected="float32" if self.spec.fractional else "int32 or int64",
-            got=out.dtype,
-        )
+                f"{stop - start} columns from column {at} on",
+                f"{out.shape[-1]} columns in all",
+            ),
+            4: (
+                "out_dtype",
+                "float32" if self.spec.fractional else "int32 or int64",
+                out.dtype,
+            ),
+            5: (
+                "position_beyond_table",
+                "positions within int32",
+                stop - 1 + self.decode_shift,
+            ),
+        }
+        code, expected, got = facts[misfit]
+        return PositionError(code, expected=expected, got=got)
 
     def __repr__(self) -> str:
         """Family, tokens and delta."""

@@ -286,6 +286,16 @@ class Telechat(Yarn):
     }
     _slope = 0.07
 
+    def __post_init__(self) -> None:
+        """Checks that there are no weights, which its source does not take."""
+        super().__post_init__()
+        for name in ("mscale", "mscale_all_dim"):
+            if (weight := getattr(self, name)) is not None:
+                raise ValueError(
+                    f"{name} must be None under telechat3-yarn, whose amplitude has "
+                    f"one slope and no weights, got {show(weight)}; is it plain yarn?"
+                )
+
     def pinned(self, max_position_embeddings: int) -> Self:
         """The lengths' ratio as the factor."""
         original = self.original_max_position_embeddings or max_position_embeddings

@@ -1,0 +1,97 @@
+"""How many random cases a property has, and arrays as callers really hold them.
+
+A property on the host has CASES examples. One on the device would mostly compile: it
+draws PROGRAMS shapes, and in each program ROWS rows, every one with positions and
+values of its own; a case is one such row.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+
+CASES = int(os.environ.get("JROPE_FUZZ_EXAMPLES", "1000"))
+PROGRAMS = max(20, CASES // 250)
+ROWS = -(-CASES // PROGRAMS)
+
+settings.register_profile(
+    "jrope",
+    max_examples=CASES,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,  # "unchecked" is the same for all cases.
+    ],
+)
+# Not shrunk, since every attempt would compile: the seed and the shape say enough.
+on_device = settings(
+    settings.get_profile("jrope"), max_examples=PROGRAMS, phases=[Phase.generate]
+)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def strided(values: np.ndarray) -> np.ndarray:
+    """Every second element of an array twice as long."""
+    wide = np.zeros((*values.shape[:-1], 2 * values.shape[-1]), values.dtype)
+    wide[..., 1::2] = values
+    return wide[..., 1::2]
+
+
+def backwards(values: np.ndarray) -> np.ndarray:
+    return values[..., ::-1].copy()[..., ::-1]
+
+
+def transposed(values: np.ndarray) -> np.ndarray:
+    return np.asfortranarray(values)
+
+
+def inner(values: np.ndarray) -> np.ndarray:
+    """The middle of a larger array."""
+    wide = np.pad(values, [(1, 2)] * values.ndim, constant_values=3)
+    return wide[(slice(1, -2),) * values.ndim]
+
+
+def unaligned(values: np.ndarray) -> np.ndarray:
+    raw = np.zeros(values.nbytes + 1, np.uint8)[1:]
+    held = raw.view(values.dtype).reshape(values.shape)
+    held[...] = values
+    return held
+
+
+def swapped(values: np.ndarray) -> np.ndarray:
+    """The other order of bytes."""
+    return values.astype(values.dtype.newbyteorder())
+
+
+def read_only(values: np.ndarray) -> np.ndarray:
+    held = values.copy()
+    held.flags.writeable = False
+    return held
+
+
+# Equal values, each held in another way.
+WRITABLE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "plain": np.copy,
+    "strided": strided,
+    "backwards": backwards,
+    "transposed": transposed,
+    "inner": inner,
+    "unaligned": unaligned,
+}
+WAYS: dict[str, Callable[[np.ndarray], Any]] = {
+    **WRITABLE,
+    "swapped": swapped,
+    "read_only": read_only,
+    "list": np.ndarray.tolist,
+}
+ways = st.sampled_from(sorted(WAYS))
+
+
+def whole_as(values: Any, dtype: str, way: str) -> Any:
+    """Integers of that dtype, held that way."""
+    return WAYS[way](np.asarray(values, dtype))

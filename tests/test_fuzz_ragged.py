@@ -1,0 +1,162 @@
+"""Positions from indptr, masks and segment ids, on the host and in the graph."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from fuzzing import WAYS, ways, whole_as
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jrope import positions, positions_jax
+from jrope.positions import PositionError
+
+pytestmark = pytest.mark.fuzz
+
+LARGEST = 2**31 - 1
+dtypes = st.sampled_from(["int32", "int64"])
+# One program for all: rows of so many tokens, of so many requests.
+SIZE, REQUESTS = 24, 5
+in_graph = jax.jit(positions_jax.positions_from_indptr, static_argnames="size")
+back_in_graph = jax.jit(positions_jax.offsets_from_positions)
+mask_in_graph = jax.jit(positions_jax.positions_from_mask)
+segments_in_graph = jax.jit(positions_jax.positions_from_segment_ids)
+
+offsets = st.integers(-5, 50) | st.sampled_from([LARGEST, LARGEST - 3, -(2**31)])
+entries = st.lists(
+    st.tuples(st.integers(0, 5), offsets), min_size=REQUESTS, max_size=REQUESTS
+)
+
+
+@given(entries, st.none() | st.integers(-1, 30), dtypes, ways)
+def test_requests_laid_end_to_end(requests, size, dtype, way):
+    starts = np.cumsum([0, *(count for count, _ in requests)])
+    want = [offset + k for count, offset in requests for k in range(count)]
+    first = whole_as([offset for _, offset in requests], dtype, way)
+    given = whole_as(starts, dtype, way)
+
+    def run() -> np.ndarray:
+        return positions.positions_from_indptr(given, first, size=size)
+
+    tokens = len(want)
+    if size is not None and size < 0:
+        with pytest.raises(ValueError, match="size must be at least 0"):
+            run()
+    elif size is not None and size < tokens:
+        with pytest.raises(PositionError, match="capacity"):
+            run()
+    elif max(want, default=0) > LARGEST:
+        with pytest.raises(PositionError, match="position_beyond_table"):
+            run()
+    else:
+        padded = want + [-1] * ((size or tokens) - tokens)
+        made = run()
+        assert made.dtype == np.int32
+        assert made.tolist() == padded
+        back = positions.offsets_from_positions(given, whole_as(padded, dtype, way))
+        assert back.tolist() == [offset if n else 0 for n, offset in requests]
+        assert (
+            in_graph(
+                np.int32(starts), np.int32([o for _, o in requests]), size=SIZE + 6
+            ).tolist()
+            == (want + [-1] * 30)[:30]
+        )
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=REQUESTS, max_size=REQUESTS),
+    st.lists(offsets, min_size=REQUESTS, max_size=REQUESTS),
+    st.integers(0, SIZE),
+    st.sampled_from([0, 0, 1, -1, 2**31]),
+    ways,
+)
+def test_offsets_of_positions_that_count_up_or_do_not(counts, firsts, where, odd, way):
+    starts = np.cumsum([0, *counts])
+    rows = [o + k for n, o in zip(counts, firsts, strict=True) for k in range(n)]
+    rows = (rows + [-1] * (SIZE + 6))[: SIZE + 6]
+    # Past the largest int32 they begin again at the smallest, as an overflow would.
+    rows = [
+        (p + odd * (k == where) + 2**31) % 2**32 - 2**31 for k, p in enumerate(rows)
+    ]
+    right = [rows[start] if n else 0 for start, n in zip(starts, counts, strict=False)]
+    counts_up = all(
+        rows[start + k] == offset + k
+        for start, n, offset in zip(starts, counts, right, strict=False)
+        for k in range(n)
+    )
+    given = whole_as(rows, "int32", way)
+    if counts_up:
+        assert positions.offsets_from_positions(starts, given).tolist() == right
+    else:
+        with pytest.raises(PositionError, match="input|position_beyond_table"):
+            positions.offsets_from_positions(starts, given)
+    made, holds = back_in_graph(np.int32(starts), np.int32(rows))
+    assert bool(holds) == counts_up
+    assert not counts_up or made.tolist() == right
+
+
+@st.composite
+def rows_of(draw: Any, values: Any) -> np.ndarray:
+    shape = draw(st.sampled_from([(7,), (3, 5), (2, 1, 4), (1, 1), (2, 0), (0, 3)]))
+    count = int(np.prod(shape))
+    drawn = draw(st.lists(values, min_size=count, max_size=count))
+    return np.asarray(drawn, np.int64).reshape(shape)
+
+
+def each_row(run: Any, given: np.ndarray) -> np.ndarray:
+    """A function of a list of numbers, for each of the innermost rows."""
+    rows = given.reshape(int(np.prod(given.shape[:-1])), -1) if given.size else given
+    made = [run(row) for row in rows.tolist()] if given.size else []
+    return np.asarray(made, np.int64).reshape(given.shape)
+
+
+def count_real(row: list[int]) -> list[int]:
+    return [sum(row[: k + 1]) - 1 if x else -1 for k, x in enumerate(row)]
+
+
+def count_runs(row: list[int]) -> list[int]:
+    found: list[int] = []
+    for k, segment in enumerate(row):
+        before = found[-1] if k and row[k - 1] == segment else -1
+        found.append(before + 1 if segment > 0 else -1)
+    return found
+
+
+@given(
+    rows_of(st.integers(0, 1) | st.sampled_from([0, 1, 1, 1])),
+    st.sampled_from(["bool", "int8", "uint8", "int32", "int64", "uint32", "float32"]),
+    ways,
+    st.sampled_from([None, None, None, 2, -1, 127]),
+)
+def test_masks(mask, dtype, way, odd):
+    if odd is not None and mask.size and dtype != "bool":
+        mask.flat[mask.size // 2] = odd
+    if dtype.startswith("u"):
+        mask = np.abs(mask)
+    given = WAYS[way](mask.astype(dtype))
+    if dtype == "float32" and mask.size:
+        with pytest.raises(PositionError, match="mask as integers"):
+            positions.positions_from_mask(given)
+    elif (mask > 1).any() or (mask < 0).any():
+        with pytest.raises(PositionError, match="a mask of 0 and 1"):
+            positions.positions_from_mask(given)
+    elif mask.size or way != "list":
+        want = each_row(count_real, mask)
+        np.testing.assert_array_equal(positions.positions_from_mask(given), want)
+        if dtype in ("bool", "int32"):
+            np.testing.assert_array_equal(mask_in_graph(mask.astype(dtype)), want)
+
+
+@given(
+    rows_of(st.integers(-1, 2) | st.sampled_from([LARGEST, -(2**31), 0, 1])),
+    dtypes,
+    ways,
+)
+def test_segments(ids, dtype, way):
+    want = each_row(count_runs, ids)
+    given = WAYS[way](ids.astype(dtype))
+    if ids.size or way != "list":
+        made = positions.positions_from_segment_ids(given)
+        np.testing.assert_array_equal(made, want)
+    np.testing.assert_array_equal(segments_in_graph(ids.astype(np.int32)), want)
