@@ -56,8 +56,9 @@ TRANSFORMS = {
     "debug_nans": "`jax_debug_nans`, and `grad` under it",
     "disable_jit": "`jax.disable_jit`, and `grad` under it; every route runs the "
     "definition, step by step",
-    "strict": "`jax_numpy_dtype_promotion=strict`, `jax_numpy_rank_promotion=raise`, "
-    "and `grad` under them",
+    "strict": "`jax_numpy_dtype_promotion=strict`, "
+    "`jax_numpy_rank_promotion=raise`: "
+    "the program, with `grad`, is the same as without them",
 }
 
 _PLAIN = ("plain",)

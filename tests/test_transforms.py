@@ -36,6 +36,14 @@ CASES = transform_cases.CASES | transform_fused.CASES
 RUN = [cell for cell in cells() if not isinstance(outcome(*cell), Absent)]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quickly_compiled():
+    """Transforms act before LLVM optimises, which costs half of these tests' time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture
 def on_route(monkeypatch):
     """An operation on a route; here the kernels are interpreted."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -324,8 +325,19 @@ def disable_jit(case, run):
 
 
 def strict(case, run):
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        grad(case, run)
+    """Nothing is promoted: it is the program whose values `grad` checks."""
+    case, run = differentiable(case, run)
+    given = instance(case)
+    cotangents = tuple(map(np.float32, case.exact(*given)))
+    operands = on_device(given), on_device(cotangents)
+
+    def program(promotion, ranks):
+        context = jax.numpy_dtype_promotion(promotion), jax.numpy_rank_promotion(ranks)
+        with context[0], context[1]:
+            text = str(jax.make_jaxpr(pulled(case, run))(*operands))
+        return re.sub("0x[0-9a-f]+", "", text)
+
+    assert program("strict", "raise") == program("standard", "allow")
 
 
 CHECKS = {
