@@ -12,13 +12,14 @@ ROOT = Path(__file__).parents[1]
 # MkDocs loads this file by its path, so the folder beside it is no package yet.
 sys.path.insert(0, str(ROOT))
 
-from docs.benchmark_page import make_page  # noqa: E402
+from docs import benchmark_page, transforms_page  # noqa: E402
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the benchmarks and the changelog."""
+    """Adds the benchmarks, the table of transforms and the changelog."""
     pages = {
-        "benchmarks.md": make_page(ROOT / "benchmarks" / "results"),
+        "benchmarks.md": benchmark_page.make_page(ROOT / "benchmarks" / "results"),
+        "transforms.md": transforms_page.make_page(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
     for path, content in pages.items():

@@ -14,13 +14,14 @@ cannot be lowered for an abstract mesh, as those with `rope_p` can.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax._src import dispatch
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
@@ -116,7 +117,30 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
     else:
         run = functools.partial(run, is_multi_platform=True)
         rule = functools.partial(_run_on_each, platforms, run)
-    return mlir.lower_fun(rule, multiple_results=True)(ctx, *operands)
+    return lower_as(rule, ctx, operands)
+
+
+def lower_as(
+    rule: Callable[..., Any], ctx: mlir.LoweringRuleContext, operands: Sequence[Any]
+) -> Any:
+    """Lowers a function of the operands.
+
+    To it they vary over no mesh axes: inside `shard_map` with `check_vma`, Pallas takes
+    no references to arrays that do. What varies was checked before.
+    """
+    given: Any = ctx.avals_in
+    avals = [
+        ShapedArray(
+            aval.shape,
+            aval.dtype,
+            aval.weak_type,
+            sharding=aval.sharding,
+            memory_space=aval.memory_space,
+        )
+        for aval in given
+    ]
+    lower = mlir.lower_fun(rule, multiple_results=True)
+    return lower(ctx.replace(avals_in=avals), *operands)
 
 
 def _run(

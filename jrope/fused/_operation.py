@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
-from jrope._primitive import vary_alike
+from jrope._primitive import lower_as, vary_alike
 from jrope.fused._kernels import Axes, choose_kernel
 
 
@@ -135,7 +135,7 @@ def _lower(
     else:
         branches = {platform: on(platform) for platform in platforms}
         rule = functools.partial(jax.lax.platform_dependent, **branches)
-    return mlir.lower_fun(rule, multiple_results=True)(ctx, *operands)
+    return lower_as(rule, ctx, operands)
 
 
 def _jvp(
@@ -175,7 +175,12 @@ def _batch(
     """A mapped axis becomes one more axis of tokens."""
     tokens = operation.token_operands
     mapped = [i for i, dim in enumerate(dims) if dim is not None]
-    if tokens is None or not set(mapped) <= set(tokens):
+    if tokens is None:
+        raise NotImplementedError(
+            f"jrope.fused.{operation.name} cannot be mapped by vmap: its tokens share "
+            f"a cache that it rewrites; use implementation='xla'"
+        )
+    if not set(mapped) <= set(tokens):
         raise NotImplementedError(
             f"jrope.fused.{operation.name} can be mapped by vmap over axes of tokens "
             f"only, not over tables, weights or caches; use implementation='xla'"
