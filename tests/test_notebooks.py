@@ -48,6 +48,16 @@ def test_it_begins_with_what_the_reader_will_be_able_to_do(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_prose_is_no_row_of_headings(path):
+    lines = [
+        line
+        for cell in cells(path, "markdown")
+        for line in "".join(cell["source"]).splitlines()
+    ]
+    assert [line for line in lines if line.startswith("# ") or line == "#"] == lines[:1]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_its_pictures_are_in_the_documentation(path):
     names = saved_pictures(path)
     assert names
