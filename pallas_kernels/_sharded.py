@@ -4,9 +4,11 @@ A kernel is opaque to XLA's partitioner, which would gather its operands from al
 devices. Tokens and heads turn independently, and the rule says so.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 # Names of an operand's axes, such as ("a0", "n0", "h0"): a letter, then digits.
@@ -35,10 +37,18 @@ def sharded(
     def on_each(parts):
         return tuple(run(*parts))
 
+    # XLA hands over shardings as it found them, which need not keep to the rule.
     def partition(mesh, shapes, result_shapes):
-        given = tuple(shape.sharding for shape in shapes[0])
-        wanted = tuple(shape.sharding for shape in result_shapes)
-        return mesh, on_each, wanted, (given,)
+        found = [*zip(out_axes, result_shapes, strict=True)]
+        found += zip(axes, shapes[0], strict=True)
+        specs = ((names, shape.sharding.spec) for names, shape in found)
+        split = agreed(specs, axes=(*out_axes, *axes), whole=whole)
+        placed = [
+            NamedSharding(mesh, PartitionSpec(*(split[name] or None for name in names)))
+            for names, _ in found
+        ]
+        results, given = placed[: len(out_axes)], placed[len(out_axes) :]
+        return mesh, on_each, tuple(results), (tuple(given),)
 
     # The rule wants them in the order in which they appear.
     order = [name for names in (*axes, *out_axes) for name in names]
@@ -49,6 +59,32 @@ def sharded(
         need_replication_factors=tuple(sorted(whole, key=order.index)),
     )
     return call(tuple(operands))
+
+
+def agreed(
+    specs: Iterable[tuple[Axes, Sequence[Any]]],
+    *,
+    axes: Sequence[Axes],
+    whole: Sequence[str],
+) -> dict[str, tuple[str, ...]]:
+    """The mesh axes that each named axis is split over, alike in every array.
+
+    Args:
+      specs: the names of each array's axes, and how it is split; the first that has an
+        axis decides how that axis is split.
+      axes: names of the axes of all arrays.
+      whole: names of the axes that are not split.
+    """
+    split: dict[str, tuple[str, ...]] = dict.fromkeys(whole, ())
+    for names, spec in specs:
+        for name, entry in zip(names, (*spec, *[None] * len(names)), strict=False):
+            if name in split:
+                continue
+            beside = {other for each in axes if name in each for other in each}
+            taken = {mesh for other in beside for mesh in split.get(other, ())}
+            wanted = entry if isinstance(entry, tuple) else (entry,)
+            split[name] = tuple(mesh for mesh in wanted if mesh and mesh not in taken)
+    return split
 
 
 def _written(axes: Sequence[Axes]) -> str:

@@ -3,6 +3,7 @@
 import jax
 import jaxtyping
 import pytest
+from fuzzing import PROFILE
 from hypothesis import settings
 
 # Before any module of jrope is imported: its array annotations are checked in tests
@@ -33,9 +34,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-import fuzzing  # noqa: E402, F401
-
-settings.load_profile("jrope")
+settings.load_profile(PROFILE)
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,10 @@ CASES = int(os.environ.get("JROPE_FUZZ_EXAMPLES", "1000"))
 PROGRAMS = max(20, CASES // 250)
 ROWS = -(-CASES // PROGRAMS)
 
+# Loaded in conftest.py, for every test.
+PROFILE = "jrope"
 settings.register_profile(
-    "jrope",
+    PROFILE,
     max_examples=CASES,
     derandomize=True,
     deadline=None,
@@ -30,7 +32,7 @@ settings.register_profile(
 )
 # Not shrunk, since every attempt would compile: the seed and the shape say enough.
 on_device = settings(
-    settings.get_profile("jrope"), max_examples=PROGRAMS, phases=[Phase.generate]
+    settings.get_profile(PROFILE), max_examples=PROGRAMS, phases=[Phase.generate]
 )
 seeds = st.integers(0, 2**32 - 1)
 

@@ -58,7 +58,9 @@ def test_requests_laid_end_to_end(requests, size, dtype, way):
         assert back.tolist() == [offset if n else 0 for n, offset in requests]
         assert (
             in_graph(
-                np.int32(starts), np.int32([o for _, o in requests]), size=SIZE + 6
+                starts.astype(np.int32),
+                np.asarray([o for _, o in requests], np.int32),
+                size=SIZE + 6,
             ).tolist()
             == (want + [-1] * 30)[:30]
         )
@@ -91,7 +93,7 @@ def test_offsets_of_positions_that_count_up_or_do_not(counts, firsts, where, odd
     else:
         with pytest.raises(PositionError, match="input|position_beyond_table"):
             positions.offsets_from_positions(starts, given)
-    made, holds = back_in_graph(np.int32(starts), np.int32(rows))
+    made, holds = back_in_graph(starts.astype(np.int32), np.asarray(rows, np.int32))
     assert bool(holds) == counts_up
     assert not counts_up or made.tolist() == right
 

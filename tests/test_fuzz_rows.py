@@ -194,6 +194,8 @@ def test_positions_on_the_host(values, dtype, way, policy):
     if np.dtype(dtype).kind in "iu":
         info = np.iinfo(dtype)
         values = [min(max(value, int(info.min)), int(info.max)) for value in values]
+    if dtype == "object":
+        way = "plain"  # References lie where they must.
     with np.errstate(over="ignore"):
         given = WAYS[way](np.asarray(values).astype(dtype))
 
