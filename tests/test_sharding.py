@@ -9,7 +9,13 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jrope import RopeConfig, apply_rope, compute_cos_sin_cache
+from jrope import (
+    RopeConfig,
+    RotaryLayout,
+    apply_rope,
+    compute_cos_sin_cache,
+    rotate,
+)
 from jrope._routes import routes_for
 
 CONFIG = RopeConfig(head_dim=64, rope_theta=1e4, max_position_embeddings=64)
@@ -27,9 +33,15 @@ def operands():
 
 
 @pytest.fixture(params=[route.name for route in routes_for(jax.default_backend())])
-def run(request):
-    """The rotation by each route that this machine can run."""
-    return functools.partial(apply_rope, layout=LAYOUT, implementation=request.param)
+def route(request):
+    """The name of each route that this machine can run."""
+    return request.param
+
+
+@pytest.fixture
+def run(route):
+    """The rotation by that route."""
+    return functools.partial(apply_rope, layout=LAYOUT, implementation=route)
 
 
 def squares(run, query, positions, key, table):
@@ -113,3 +125,44 @@ def test_features_split_over_explicit_axes_are_refused(run):
         split = jax.device_put(query, NamedSharding(mesh, P(None, None, None, "heads")))
         with pytest.raises(ValueError, match="query's features must not be split over"):
             jax.jit(run)(positions, split, split, table)
+
+
+# Layouts that do not belong together; there are as many tokens as devices in one.
+LAYOUTS = {
+    "heads against tokens": ((None, "x"), (None, "x"), ("x",)),
+    "tokens against whole rows": (("x",), ("x",), ()),
+    "heads against whole rows": ((None, "x"), (), ()),
+    "whole heads against split rows": ((), (), ("x",)),
+    "rows split over features": ((), (), (None, "x")),
+    "query and key apart": (("x",), (None, "x"), ()),
+    "two axes": ((None, "y"), (("x", "y"),), ("y",)),
+}
+
+
+@pytest.mark.parametrize("tokens", [8, 16])
+@pytest.mark.parametrize("layouts", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_operands_that_are_split_unlike_one_another(route, axis_type, layouts, tokens):
+    if axis_type is AxisType.Explicit and route != "cpu_inplace":
+        pytest.skip("programs without a kernel: JAX itself refuses some of these")
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis_type,) * 2)
+    angles = RNG.uniform(0, 9, (tokens, 16))
+    whole = [RNG.standard_normal((tokens, 8, 32)) for _ in range(2)]
+    arrays = [*whole, np.cos(angles), np.sin(angles)]
+    specs = (*layouts, layouts[-1])
+    on_mesh = [
+        jax.device_put(jnp.asarray(array, "float32"), NamedSharding(mesh, P(*spec)))
+        for array, spec in zip(arrays, specs, strict=True)
+    ]
+    layout = RotaryLayout(head_dim=32, rotary_dim=32)
+    with jax.set_mesh(mesh):
+        run = jax.jit(functools.partial(rotate, layout=layout, implementation=route))
+        outs = run(*on_mesh)
+    for out, x in zip(outs, whole, strict=True):
+        np.testing.assert_allclose(out, rotated(x, angles), atol=1e-5)
+
+
+def rotated(x, angles):
+    """In float64, as complex numbers."""
+    pairs = (x[..., :16] + 1j * x[..., 16:]) * np.exp(1j * angles)[:, None]
+    return np.concatenate([pairs.real, pairs.imag], axis=-1)
