@@ -223,3 +223,12 @@ def test_decoding_past_int32_is_refused():
 def test_a_flat_array_that_is_too_short_is_refused_by_name():
     with pytest.raises(PositionError, match="out_shape: expected 7 columns .* got 3"):
         plan(spec("text"), IDS).fill(np.zeros(3, np.int32))
+
+
+def test_an_array_without_rows_is_refused_however_it_is_held():
+    for held in (
+        np.zeros((0, 4), np.int32)[:, ::-1],
+        np.zeros((0, 8), np.int32)[:, 1::2],
+    ):
+        with pytest.raises(PositionError, match="out_shape: expected 1 rows, got 0"):
+            plan(spec("text"), IDS).fill(held, 0, 2)

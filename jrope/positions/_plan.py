@@ -172,6 +172,8 @@ class PositionPlan:
         """Fills what the kernel at hand does not take, or is not ready for."""
         out = self._checked(out)
         start, stop, at = _whole_window(start, stop, at)
+        if out.shape[0] != self.axes:
+            return 1
         if abs(start) > _FARTHEST or abs(stop) > _FARTHEST:
             return 2
         if abs(at) > _FARTHEST:
