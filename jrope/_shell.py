@@ -171,6 +171,7 @@ def table_sharding(rows: int, mesh: Mesh, rows_over: str | None) -> NamedShardin
     if rows % mesh.shape[rows_over]:
         raise ValueError(
             f"a table's rows must be a multiple of the {mesh.shape[rows_over]} devices "
-            f"of axis {rows_over!r}, got {rows}; round max_position_embeddings up"
+            f"of axis {rows_over!r}, got {rows}; a flat table has one a position, so "
+            f"that max_position_embeddings can be rounded up; other kinds stay whole"
         )
     return NamedSharding(mesh, PartitionSpec(rows_over))

@@ -144,7 +144,8 @@ def place_tables(
       rows_over: the axis to split rows over, or None.
 
     Raises:
-      ValueError: if the mesh has no such axis, or it does not divide a table's rows.
+      ValueError: if the mesh has no such axis, or it does not divide a table's rows, or
+        a table is not filled; no table has moved then.
 
     >>> mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
     >>> rope = RotaryEmbedding(RopeConfig(head_dim=2, rope_theta=1e4,
@@ -153,11 +154,19 @@ def place_tables(
     >>> rope.cos_sin_cache[...].sharding.is_fully_replicated
     True
     """
+    placed = []
     for _, module in nnx.iter_graph(model):
         if isinstance(module, RotaryEmbedding):
             table = module.cos_sin_cache.get_value()
+            if isinstance(table, jax.ShapeDtypeStruct):
+                raise ValueError(
+                    "tables must hold values, got a shape only; call "
+                    "jrope.nnx.fill_tables(model) first"
+                )
             sharding = table_sharding(table.shape[0], mesh, rows_over)
-            module.cos_sin_cache.set_value(jax.device_put(table, sharding))
+            placed.append((module.cos_sin_cache, table, sharding))
+    for variable, table, sharding in placed:
+        variable.set_value(jax.device_put(table, sharding))
 
 
 def _placed_as(held: Any, table: Array) -> Array:

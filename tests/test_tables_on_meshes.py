@@ -117,6 +117,8 @@ def test_choices_that_do_not_fit():
     odd = dataclasses.replace(CONFIG, max_position_embeddings=61)
     with pytest.raises(ValueError, match="of the 8 devices of axis 'data', got 61"):
         rope_variables(odd, mesh=mesh, rows_over="data")
+    with pytest.raises(ValueError, match="fill_tables"):
+        place_tables(nnx.eval_shape(model), mesh)
     with pytest.raises(ValueError, match="rows_over='data' must come with a mesh"):
         rope_variables(CONFIG, rows_over="data")
 
