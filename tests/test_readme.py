@@ -1,4 +1,4 @@
-"""The Python in README and documentation runs as written, a page after the other."""
+"""README and documentation: their Python runs as written, their links lead somewhere."""
 
 import re
 import subprocess
@@ -28,6 +28,14 @@ PROGRAMS = [
         if blocks(page)
     ),
 ]
+
+
+# The pages are read in the repository too, where no site has been built.
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    paths = [link.partition("#")[0] for link in links if "://" not in link]
+    assert [path for path in paths if not (page.parent / path).exists()] == []
 
 
 # rasbt/LLMs-from-scratch#751
