@@ -59,9 +59,12 @@ class RotaryMethods:
             is_neox_style=is_neox_style,
         )
         if config is None:
+            which = "this model has"
+            if layer_type is not None:
+                which = f"layers of type {layer_type!r} have"
             raise ValueError(
-                f"layers of type {layer_type!r} have no rotary embedding; ask "
-                f"config_from_hf, which returns None for them"
+                f"{which} no rotary embedding, so there is no layer to make; "
+                f"config_from_hf returns None there"
             )
         make: type = cls  # Its constructor is the framework's.
         return make(
