@@ -45,7 +45,7 @@ class RotaryMethods:
           layer_type: which layers, for models whose layers differ.
           max_position_embeddings: rows of the table, in place of the config's own.
           is_neox_style: the pairing, in place of the model type's.
-          implementation: the name of a route, or None.
+          implementation: the name of a route (docs/pages/platforms.md), or None.
           out_of_range: what positions past the table read.
           table: the table kind, "flat" or "two_level".
 
