@@ -237,14 +237,12 @@ def rerope(
     Raises:
       TypeError, ValueError: as `lookup` and `rotate` do.
 
-    >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=8)
-    >>> from jrope import compute_cos_sin_cache
-    >>> table = jnp.asarray(compute_cos_sin_cache(config))
-    >>> heads = jnp.ones((1, 1, 2))
-    >>> at_3, _ = apply_rope(jnp.array([3]), heads, None, table, layout=config.layout)
-    >>> back = rerope(at_3, jnp.array([-3]), table, layout=config.layout)
-    >>> back.round(4).tolist()
-    [[[1.0, 1.0]]]
+    >>> layout = RotaryLayout(head_dim=2, rotary_dim=2)
+    >>> table = jnp.array([[1.0, 0.0], [0.0, 1.0]])  # position 1: a quarter turn
+    >>> heads = jnp.array([[[1.0, 2.0]]])
+    >>> at_1, _ = apply_rope(jnp.array([1]), heads, None, table, layout=layout)
+    >>> rerope(at_1, jnp.array([-1]), table, layout=layout).tolist()
+    [[[1.0, 2.0]]]
     """
     kind = as_table(table)
     signed = check_shifts(shifts, kind, layout=layout)
