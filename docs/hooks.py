@@ -1,4 +1,8 @@
-"""Pages that are made while the site is built, and a check of those with examples."""
+"""Pages that are made while the site is built, and what the written ones need for it.
+
+Pages are also read in the repository, so nothing that only MkDocs understands stands in
+them: links lead to files, and what hides a page's contents is here.
+"""
 
 import sys
 from pathlib import Path
@@ -14,6 +18,11 @@ sys.path.insert(0, str(ROOT))
 
 from docs import benchmark_page, transforms_page  # noqa: E402
 
+# Files of the repository that a page links to, and the page that the site has instead.
+PAGE_OF_FILE = {"../../benchmarks/README.md": "benchmarks.md"}
+# Pages with tables that need the whole width.
+WIDE = ("comparison.md", "peers.md")
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the benchmarks, the table of transforms and the changelog."""
@@ -25,6 +34,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
+
+
+def on_page_markdown(
+    markdown: str, page: Page, config: MkDocsConfig, files: Files
+) -> str:
+    """Leads links to the site's own pages, and gives wide tables room."""
+    del config, files
+    if page.file.src_path in WIDE:
+        page.meta["hide"] = ["toc"]
+    for path, link in PAGE_OF_FILE.items():
+        markdown = markdown.replace(f"]({path})", f"]({link})")
+    return markdown
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -220,7 +220,7 @@ def _nested(outer: Config, layer_type: str | None, name: str | None) -> Any:
             return outer[key]
     raise ValueError(
         f"layer_type must be one of {show(sorted(map(str, outer)))}, since this "
-        f"model's layers differ, got {show(layer_type)}"
+        f"model's layers differ, got {show(layer_type)}; layers_from_hf reads them all"
     )
 
 
@@ -243,7 +243,7 @@ def _rule(
     if rules:
         raise ValueError(
             f"layer_type must be one of {sorted(rules)}, since this model's layers "
-            f"differ, got {show(layer_type)}"
+            f"differ, got {show(layer_type)}; layers_from_hf reads them all"
         )
     raise ValueError(
         f"layer_type must be None, since this model's layers do not differ, got "

@@ -72,7 +72,7 @@ def rotate(
       layout: which features turn, and in which pairs.
       inverse: undo the rotation instead, attention factor included. This is the
         inverse, not the transpose: they differ where the attention factor is not 1.
-      implementation: the name of a route, or None for the best that takes the case.
+      implementation: the name of a route (docs/pages/platforms.md), or None: the best.
 
     Returns:
       The rotated query and key, with their own shapes and dtypes.
@@ -178,7 +178,7 @@ def apply_rope(
       inverse: undo the rotation instead.
       row_offset: for a `StackedTable`, where each token's own table starts.
       out_of_range: what positions of P or more read: NaN, or the last row ("clip").
-      implementation: the name of a route, or None for the best that takes the case.
+      implementation: the name of a route (docs/pages/platforms.md), or None: the best.
 
     Returns:
       The rotated query and key.
@@ -229,7 +229,7 @@ def rerope(
       shifts: int32 [*B, T], new position minus old one, each of magnitude below P.
       table: the table that rotated them.
       layout: likewise.
-      implementation: the name of a route, or None.
+      implementation: the name of a route (docs/pages/platforms.md), or None.
 
     Returns:
       The keys at their new positions. A shift of P or more gives NaN.
@@ -237,12 +237,12 @@ def rerope(
     Raises:
       TypeError, ValueError: as `lookup` and `rotate` do.
 
-    >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=8)
-    >>> table, heads = device_table(config), jnp.ones((1, 1, 2))
-    >>> at_3, _ = apply_rope(jnp.array([3]), heads, None, table, layout=config.layout)
-    >>> back = rerope(at_3, jnp.array([-3]), table, layout=config.layout)
-    >>> back.round(4).tolist()
-    [[[1.0, 1.0]]]
+    >>> layout = RotaryLayout(head_dim=2, rotary_dim=2)
+    >>> table = jnp.array([[1.0, 0.0], [0.0, 1.0]])  # position 1: a quarter turn
+    >>> heads = jnp.array([[[1.0, 2.0]]])
+    >>> at_1, _ = apply_rope(jnp.array([1]), heads, None, table, layout=layout)
+    >>> rerope(at_1, jnp.array([-1]), table, layout=layout).tolist()
+    [[[1.0, 2.0]]]
     """
     kind = as_table(table)
     signed = check_shifts(shifts, kind, layout=layout)

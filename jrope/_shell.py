@@ -45,7 +45,7 @@ class RotaryMethods:
           layer_type: which layers, for models whose layers differ.
           max_position_embeddings: rows of the table, in place of the config's own.
           is_neox_style: the pairing, in place of the model type's.
-          implementation: the name of a route, or None.
+          implementation: the name of a route (docs/pages/platforms.md), or None.
           out_of_range: what positions past the table read.
           table: the table kind, "flat" or "two_level".
 
@@ -59,9 +59,12 @@ class RotaryMethods:
             is_neox_style=is_neox_style,
         )
         if config is None:
+            which = "this model has"
+            if layer_type is not None:
+                which = f"layers of type {layer_type!r} have"
             raise ValueError(
-                f"layers of type {layer_type!r} have no rotary embedding; ask "
-                f"config_from_hf, which returns None for them"
+                f"{which} no rotary embedding, so there is no layer to make; "
+                f"config_from_hf returns None there"
             )
         make: type = cls  # Its constructor is the framework's.
         return make(

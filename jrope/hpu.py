@@ -75,7 +75,7 @@ class HpuRotaryEmbedding(nnx.Module):
       base: the base of the frequencies.
       is_neox_style: pairs are (i, i + R/2), Habana's BLOCKWISE; False is PAIRWISE.
       scaling: of the frequencies, from `jrope.scalings`.
-      implementation: the name of a route, or None.
+      implementation: the name of a route (docs/pages/platforms.md), or None.
 
     >>> import jax.numpy as jnp
     >>> rope = HpuRotaryEmbedding(8, 8, max_position_embeddings=64)

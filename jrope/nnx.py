@@ -44,7 +44,8 @@ class RotaryEmbedding(RotaryMethods, nnx.Module):
 
     Args:
       config: what to rotate, and how.
-      implementation: the name of a route, or None for the best that takes the case.
+      implementation: the name of a route (docs/pages/platforms.md), or None for the
+        best that takes the case.
       out_of_range: what positions of P or more read: NaN rows, or the last row
         ("clip").
       table: "flat", one row a position, or "two_level", which holds a million

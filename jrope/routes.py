@@ -200,7 +200,7 @@ def lower_step(
       max_position_embeddings: rows of the table.
       out_of_range: as `lookup` takes it.
       backward: the gradients of query and key instead.
-      implementation: the name of a route, or None.
+      implementation: the name of a route (docs/pages/platforms.md), or None.
 
     Returns:
       What `.as_text()` prints as StableHLO.

@@ -79,11 +79,11 @@ MROPE = RopeConfig(
 )
 
 
-def mrope_waves(positions):
-    """Of positions [3, ...]: frequency j belongs to axis AXES[j]."""
+def mrope_waves(positions, axes=AXES):
+    """Of positions [3, ...]: frequency j belongs to axis axes[j]."""
     every = [waves(axis) for axis in positions]
     return [
-        np.stack([every[axis][i][..., j] for j, axis in enumerate(AXES)], -1)
+        np.stack([every[axis][i][..., j] for j, axis in enumerate(axes)], -1)
         for i in range(2)
     ]
 

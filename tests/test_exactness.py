@@ -10,9 +10,11 @@ import pytest
 from jrope import (
     QueryTemperature,
     RopeConfig,
+    TwoLevelTable,
     apply_rope,
     compute_cos_sin_cache,
     config_from_hf,
+    lookup,
     query_temperature,
 )
 from jrope.scalings import SCALINGS, Default, Dynamic, Ntk, Proportional, Yarn
@@ -78,6 +80,20 @@ def test_scores_depend_on_the_distance_alone(start):
     for distance in (0, 1, 17):
         near, far = score(distance, 0), score(start + distance, start)
         assert abs(near - far) <= 4e-7 * size
+
+
+@pytest.mark.parametrize(("length", "drift"), [(32_768, 1.7e-3), (1_000_000, 5.6e-2)])
+def test_float32_angles_drift_with_the_position(length, drift):
+    config = RopeConfig(head_dim=128, rope_theta=1e6, max_position_embeddings=length)
+    positions = RNG.integers(length // 2, length, 400).astype(np.int32)
+    inv_freq = np.longdouble(1e6) ** (-np.arange(64, dtype=np.longdouble) / 64)
+    exact = np.cos(positions[:, None] * inv_freq)
+    product = positions[:, None].astype(np.float32) * inv_freq.astype(np.float32)
+    usual = np.abs(np.cos(product.astype(np.float64)) - exact).max()
+    assert drift / 2 < usual < 2 * drift
+    table = TwoLevelTable.from_config(config)
+    ours, _ = lookup(table, jnp.asarray(positions), layout=config.layout)
+    assert np.abs(np.asarray(ours) - exact).max() < 2.0**-22
 
 
 def test_proportional_of_full_width_is_the_default():

@@ -60,6 +60,10 @@ def test_layers_that_differ_are_told_apart(tmp_path, capsys):
         ),
         ({"type": "dynamic", "factor": 2.0}, "base_rule='by_length' is chosen"),
         ({"type": "linear", "factor": 2.0}, "does not say the length of pre-training"),
+        (
+            {"type": "yarn", "original_max_position_embeddings": 128},
+            "the factor is 1, so this scaling changes no frequency: is 'factor' mis",
+        ),
     ],
 )
 def test_warnings_of_experience(tmp_path, capsys, rope, warning):

@@ -87,7 +87,7 @@ def test_layers_that_differ_in_gemmas_spelling():
     assert read(other, layer_type="sliding_attention").rope_theta == 12345.0
     full = read(gemma, layer_type="full_attention")
     assert (full.rope_theta, full.scaling) == (1e6, Linear(factor=8.0))
-    with pytest.raises(ValueError, match="since this model's layers differ, got None"):
+    with pytest.raises(ValueError, match="layers differ, got None; layers_from_hf"):
         config_from_hf(gemma)
 
 

@@ -68,6 +68,8 @@ def test_from_hf():
     nested = {**hf_config, "rope_parameters": {"rope": {}, "nope": None}}
     with pytest.raises(ValueError, match="layers of type 'nope' have no rotary"):
         RotaryEmbedding.from_hf(nested, layer_type="nope")
+    with pytest.raises(ValueError, match="this model has no rotary embedding"):
+        RotaryEmbedding.from_hf({**hf_config, "model_type": "jamba"})
 
 
 def test_the_table_is_no_parameter():

@@ -73,11 +73,13 @@ def test_plain_jit_keeps_the_sharding_without_a_collective(run, shape, axis_type
         assert text
         assert not [name for name in COLLECTIVES if name in text]
         positions, query, key, table = on_mesh
-        gradient = jax.jit(jax.grad(functools.partial(squares, run)))(
-            query, positions, key, table
-        )
+        backward = jax.jit(jax.grad(functools.partial(squares, run)))
+        gradient = backward(query, positions, key, table)
         np.testing.assert_allclose(gradient, 2 * arrays[1], rtol=1e-5, atol=1e-6)
         assert gradient.sharding.is_equivalent_to(query.sharding, query.ndim)
+        text = backward.lower(query, positions, key, table).compile().as_text()
+        assert text
+        assert not [name for name in COLLECTIVES if name in text]
 
 
 # jax-ml/jax#21855

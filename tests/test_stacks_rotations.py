@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from adapter_cases import (
+    AXES,
     BATCH,
     FLAT,
     LINEAR,
@@ -22,6 +23,7 @@ from adapter_cases import (
     config,
     grid,
     heads,
+    mrope_waves,
     waves,
 )
 from stacks_real import (
@@ -220,10 +222,15 @@ def test_easydel_rotation(easydel_get_rope, rope):
 
 
 def test_easydel_llama3_ends_at_the_original_length(easydel_get_rope):
-    ours, theirs, q = by_easydel(easydel_get_rope, LLAMA3, BATCH)
-    assert_turned(ours, q, *waves(BATCH, rope=LLAMA3))
-    assert worst(theirs[0], ours[0]) < 1e-4  # Positions 0 to 3.
-    assert worst(theirs[1, :2], ours[1, :2]) > WRONG  # Position 60000, read as 8191.
+    places = np.array([[0, 5, 8190, 8191], [8192, 8193, 60_000, 131_071]], np.int32)
+    ours, theirs, q = by_easydel(easydel_get_rope, LLAMA3, places)
+    assert_turned(ours, q, *waves(places, rope=LLAMA3))
+    assert worst(theirs[0], ours[0]) < 0.02  # Its angles are float32.
+    for token in range(4):
+        assert worst(theirs[1, token], ours[1, token]) > 0.5
+    # Each of the second row is turned as the last row of its table says.
+    _, last, _ = by_easydel(easydel_get_rope, LLAMA3, np.minimum(places, 8191))
+    np.testing.assert_array_equal(theirs, last)
 
 
 @pytest.mark.parametrize("order", ["interleaved", "chunked"])
@@ -231,6 +238,7 @@ def test_easydel_of_several_axes(easydel_get_rope, order):
     """Its chunked order cuts the repeated angles, which is no rotation."""
     rope = {"rope_type": "mrope", "mrope_section": [8, 4, 4]}
     rope |= {"mrope_interleaved": order == "interleaved"}
+    axes = {"chunked": [0] * 8 + [1] * 4 + [2] * 4, "interleaved": AXES}[order]
     several = RopeConfig(
         head_dim=32,
         rope_theta=5e5,
@@ -238,6 +246,7 @@ def test_easydel_of_several_axes(easydel_get_rope, order):
         axis_of_frequency=mrope_axes([8, 4, 4], rotary_dim=32, order=order),
     )
     ours, theirs, q = by_easydel(easydel_get_rope, rope, grid(2, 4), config=several)
+    assert_turned(ours, q, *mrope_waves(grid(2, 4), axes))
     if order == "interleaved":
         assert worst(ours, theirs) < 1e-3
     else:

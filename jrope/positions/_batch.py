@@ -1,12 +1,12 @@
 """The positions of a running batch, in one buffer that is made once."""
 
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jrope.positions._errors import PositionError, from_kernel
+from jrope.positions._errors import SLOT, PositionError, from_kernel
 from jrope.positions._inputs import as_size, as_vector, check_spec
 from jrope.positions._plan import PositionPlan
 from jrope.positions._scan import POSITION_LIMIT
@@ -171,6 +171,8 @@ class BatchPositions:
             tokens = self._run(*map(as_vector, names, given))
         if tokens < 0:
             entry, expected, got = self._numbers[[ENTRY, EXPECTED, GOT]].tolist()
+            if tokens == SLOT:
+                self._refuse_slot(int(entry), slots)
             raise from_kernel(tokens, 0, entry, expected, got, -1)
         return self.buffer[:, :tokens]
 
@@ -258,17 +260,37 @@ class BatchPositions:
             self._state[HEAD_ROW, slot] = head
         self._bind()
 
+    def _refuse_slot(self, entry: int, slots: ArrayLike) -> NoReturn:
+        """Raises for an entry of a step whose slot is empty, or no slot."""
+        slot = int(np.asarray(slots)[entry])
+        if not 0 <= slot < len(self._plans):
+            expected = f"a slot of 0 to {len(self._plans) - 1}"
+            raise PositionError("slot", index=entry, expected=expected, got=slot)
+        raise PositionError(
+            "slot",
+            index=entry,
+            expected="the slot of a request",
+            got=f"slot {slot}, which is empty",
+            hint="was its request removed, or never added?",
+        )
+
     def _check_slot(self, slot: int, *, empty: bool | None = None) -> None:
         if isinstance(slot, bool) or not hasattr(type(slot), "__index__"):
             raise TypeError(f"a slot must be an int, got {slot!r}")
         if not 0 <= slot < len(self._plans):
-            raise PositionError(
-                "slot", index=slot, expected=f"0 to {len(self._plans) - 1}", got=slot
-            )
+            expected = f"a slot of 0 to {len(self._plans) - 1}"
+            raise PositionError("slot", expected=expected, got=slot)
         if empty is not None and (self._plans[slot] is None) != empty:
-            expected = "an empty slot" if empty else "a request"
+            held = self._plans[slot]
             raise PositionError(
-                "slot", index=slot, expected=expected, got=repr(self._plans[slot])
+                "slot",
+                expected=f"slot {slot} to {'be empty' if empty else 'hold a request'}",
+                got="an empty slot" if held is None else f"{held!r} in it",
+                hint=(
+                    "remove the request that it holds first"
+                    if empty
+                    else "was its request removed before, or never added?"
+                ),
             )
 
 

@@ -20,7 +20,7 @@ CODES = {
     "unknown_family": "no family of that name",
     "input": "an input has the wrong type or shape",
     "capacity": "more than the buffer was made for",
-    "slot": "no request in this slot, or another one",
+    "slot": "a slot is empty, taken, or none of this batch",
     "out_shape": "the window does not fit into the array",
     "out_dtype": "positions of this family do not go into an array of this kind",
     "position_beyond_table": "a position has no row in the table of cos and sin",

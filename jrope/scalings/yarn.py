@@ -154,6 +154,12 @@ class Yarn(Scaling):
         rows = max_position_embeddings
         factor, original = self._lengths(rows)
         found = []
+        if factor == 1:
+            found.append(
+                "the factor is 1, so this scaling changes no frequency: is 'factor' "
+                "missing in a config whose max_position_embeddings is the original "
+                "length?"
+            )
         if factor * original > rows:
             longest = math.floor(factor * original)
             found.append(
@@ -260,6 +266,9 @@ class Telechat(Yarn):
     config says of it.
 
     Source: vLLM's `TeleChat3YarnRotaryEmbedding`.
+
+    Raises:
+      ValueError: if there are weights of the amplitude, which its source does not take.
 
     >>> from jrope import RopeConfig
     >>> config = RopeConfig(head_dim=128, rope_theta=1e6,

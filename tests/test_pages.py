@@ -1,0 +1,77 @@
+"""Lists in the documentation hold what the code has."""
+
+import re
+from pathlib import Path
+
+import jax
+from positions_golden import FOLDER
+
+from jrope._model_types import MODEL_TYPES
+from jrope._routes import BY_NAME, route_names, routes_for
+from jrope.positions._families import ALIASES, FAMILIES
+from jrope.positions._rule import NO_TOKEN
+
+FAMILY_TABLE = "| family | also called | media |"
+ROUTE_TABLE = "| name | platforms | what it is | chosen by itself |"
+PAGES = Path(__file__).parents[1] / "docs" / "pages"
+
+
+def rows(page, head):
+    """Cells of the table that begins so."""
+    table = (PAGES / page).read_text().partition(f"{head}\n")[2].partition("\n\n")[0]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()[1:]
+    ]
+
+
+def media(spec):
+    ids = {
+        "images": spec.image_token_id,
+        "videos": spec.video_token_id,
+        "audio": spec.audio_token_id,
+    }
+    return ", ".join(name for name, token in ids.items() if token != NO_TOKEN)
+
+
+def test_every_family_is_listed():
+    listed = {
+        name.strip("`"): (set(re.findall(r"`(\w+)`", others)), shown)
+        for name, others, shown in rows("multimodal.md", FAMILY_TABLE)
+    }
+    expected = {
+        name: ({alias for alias, of in ALIASES.items() if of == name}, media(spec))
+        for name, spec in FAMILIES.items()
+        if name != "text"
+    }
+    assert listed == expected
+
+
+def test_the_numbers_of_families():
+    page = (PAGES / "multimodal.md").read_text()
+    readme = (PAGES.parents[1] / "README.md").read_text()
+    families = set(FAMILIES) - {"text"}
+    names = families | set(ALIASES)
+    assert f"knows {len(families)} families under {len(names)} names" in page
+    assert f"[{len(families)} families]" in readme
+    untested = families - {path.stem for path in FOLDER.glob("*.npz")}
+    said = page.partition("test 19 of them; ")[2].partition(" are GLM")[0]
+    assert set(re.findall(r"`(\w+)`", said)) == untested
+    assert len(families) - len(untested) == 19
+
+
+def test_the_number_of_model_types():
+    said = f"the {len(MODEL_TYPES)} model types in `jrope/_model_types.py`"
+    assert said in (PAGES / "scalings.md").read_text()
+
+
+def test_every_route_is_listed():
+    listed = rows("platforms.md", ROUTE_TABLE)
+    assert {row[0].strip("`") for row in listed} == set(route_names())
+    never = {row[0].strip("`"): row[1] for row in listed if row[3] == "never"}
+    assert never == {
+        route.name: platform for platform, routes in BY_NAME.items() for route in routes
+    }
+    everywhere = {row[0].strip("`") for row in listed if row[1] == "all"}
+    for platform in (jax.default_backend(), "tpu", "of a vendor"):
+        assert everywhere <= {route.name for route in routes_for(platform)}
