@@ -214,7 +214,7 @@ def test_decoding_past_int32_is_refused():
     ids = [1, 151652, 151656, 151656, 151653]
     seconds = {"video_grid_thw": [[2, 2, 2]], "second_per_grid_ts": [50.0]}
     made = plan(spec("qwen2_5_vl"), ids, **seconds)
-    last = 2**31 - 1 - made.delta
+    last = 2**31 - 1 - int(made.delta)
     assert made.positions(last, last + 1).tolist() == [[2**31 - 1]] * 3
     with pytest.raises(PositionError, match="within int32, got 2147483648"):
         made.positions(last, last + 2, dtype=np.int64)
