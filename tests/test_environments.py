@@ -15,13 +15,12 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def run(code, *options, path=ROOT, cwd=None, before=None, **environment):
+def run(code, *options, path=ROOT, cwd=None, **environment):
     """Runs a program and returns what it printed and warned of."""
     done = subprocess.run(
         [sys.executable, *options, "-c", code],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(path), **environment},
-        preexec_fn=before,
         capture_output=True,
         text=True,
         check=False,
@@ -168,12 +167,8 @@ def test_broken_files_of_compiled_code_are_compiled_again(raced):
 
 
 def test_a_full_disk_is_said_and_survived(tmp_path):
-    import resource
-
-    def full():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
-    done = run(POSITIONS, before=full, NUMBA_CACHE_DIR=str(tmp_path))
+    full = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (4096, 4096))\n"
+    done = run(full + POSITIONS, NUMBA_CACHE_DIR=str(tmp_path))
     assert "[[0, 1], [0, 1], [0, 1]]" in done.stdout
     assert "cannot keep its compiled code in" in done.stderr
 
