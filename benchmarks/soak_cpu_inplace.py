@@ -20,8 +20,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import json
-import pathlib
-import resource
 import sys
 import time
 from typing import Any
@@ -32,7 +30,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from benchmarks.timing import stamp
+from benchmarks.timing import resident, stamp
 from jrope import rotate_one
 from jrope._primitive import bind_rope
 
@@ -225,12 +223,6 @@ def soak(case: Case, counts: Counts, seed: int) -> None:
     counts.compare(case, xs, rows, outs, wants)
     counts.calls += len(set(case.dtypes))
     counts.programs += 1
-
-
-def resident() -> int:
-    """Bytes of memory that this process has now."""
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
 
 
 def steady(calls: int) -> dict[str, int]:

@@ -21,9 +21,7 @@ import dataclasses
 import functools
 import gc
 import json
-import pathlib
 import queue
-import resource
 import sys
 import threading
 import time
@@ -34,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.timing import stamp
+from benchmarks.timing import resident, stamp
 from jrope import lookup
 from jrope.demo import tiny
 from jrope.demo.engine import Batch, CompileCounter, Engine, StepResult
@@ -228,12 +226,6 @@ def aligned(array: np.ndarray) -> np.ndarray:
     held = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     held[...] = array
     return held
-
-
-def resident() -> int:
-    """Bytes of memory that this process has now."""
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

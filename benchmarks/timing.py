@@ -10,7 +10,9 @@ import dataclasses
 import importlib.metadata
 import math
 import os
+import pathlib
 import platform
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -190,3 +192,9 @@ def _cpu_model() -> str:
     family, model = fields.get("cpu family", "?"), fields.get("model", "?")
     wide = "AVX-512" if "avx512f" in fields.get("flags", "") else "no AVX-512"
     return f"{name} (family {family}, model {model}, {wide})"
+
+
+def resident() -> int:
+    """Bytes of memory that this process has now."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
