@@ -1,6 +1,7 @@
 """The XLA route: plain JAX, for every platform and every case."""
 
 import dataclasses
+import math
 from typing import cast
 
 import jax
@@ -21,7 +22,7 @@ class Choice:
       is_neox_style: the pairing; None covers both.
       partial: whether some features pass; None covers both.
       alike: whether there are several operands, all of one shape; None covers both.
-      max_tokens: the most tokens; None is no bound.
+      max_size: the most features in the rotation's largest operand; None is no bound.
     """
 
     form: str
@@ -30,7 +31,7 @@ class Choice:
     is_neox_style: bool | None = None
     partial: bool | None = None
     alike: bool | None = None
-    max_tokens: int | None = None
+    max_size: int | None = None
 
     def covers(self, rotation: Rotation, x: jax.ShapeDtypeStruct | Array) -> bool:
         """Whether the rotation of `x` is one of the cases, on this JAX."""
@@ -42,51 +43,64 @@ class Choice:
             and self.is_neox_style in (None, rotation.is_neox_style)
             and self.partial in (None, partial)
             and self.alike in (None, alike)
-            and (self.max_tokens is None or self._few(rotation.tokens))
+            and (self.max_size is None or self._is_small(rotation))
         )
 
-    def _few(self, tokens: int) -> bool:
-        """Whether so many tokens are within the bound; symbolic numbers never are."""
-        return isinstance(tokens, int) and tokens <= cast(int, self.max_tokens)
+    def _is_small(self, rotation: Rotation) -> bool:
+        """Whether it is within the bound; symbolic sizes never are."""
+        sizes = [math.prod(operand.shape) for operand in rotation.xs]
+        known = all(isinstance(size, int) for size in sizes)
+        return known and max(sizes) <= cast(int, self.max_size)
 
 
-# Few tokens: a step costs its dispatch and loop overheads, not its bytes. The bound
-# lies between the 1 and 64 tokens that were measured: at 64 the forms for many win.
-_FEW = 16
+# One token of 32 heads; 16 of them, or 256 of a small model in training: a step costs
+# its dispatch and loop overheads, not its bytes; a thousand, whose temporaries still
+# lie in a cache. Between 16 and 64 tokens of float32 the forms for many begin to win.
+_ONE, _FEW, _SOME = 2**12, 2**16, 2**22
 _16_BITS = ("bfloat16", "float16")
 
 # The first row that covers a case decides; a JAX newer than all rows uses the newest.
 # Source for the CPU: `python -m benchmarks.bench_forms` on each minor version, and
-# `bench_rope` for `stack_held`. From 256 tokens on, a form whose temporaries are as
-# large as its operand is not eligible; before JAX 0.12 neither is swap_update, which
+# `bench_rope` for `stack_held`. Past `_SOME`, a form whose temporaries are as large as
+# its operand is not eligible; before JAX 0.12 neither is swap_update, which
 # XLA:CPU miscompiles there. Source for CUDA, where nothing was measured:
 # `benchmarks/gpu_forms.py`, the same on JAX 0.11 and 0.12.
 CHOICES: dict[str, tuple[Choice, ...]] = {
     "cpu": (
-        # JAX 0.12: concatenates fuse inside loops, floats move as cheaply as integers.
-        Choice(since=(0, 12), is_neox_style=True, max_tokens=_FEW, form="concat_held"),
-        Choice(since=(0, 12), partial=True, max_tokens=_FEW, form="swap_update"),
+        # JAX 0.12: concatenates fuse inside loops, and floats move almost as cheaply as
+        # integers.
+        Choice(since=(0, 12), is_neox_style=True, max_size=_FEW, form="concat_held"),
+        Choice(
+            since=(0, 12),
+            is_neox_style=True,
+            partial=False,
+            dtypes=_16_BITS,
+            max_size=_SOME,
+            form="concat_held",
+        ),
+        Choice(since=(0, 12), partial=True, max_size=_FEW, form="swap_update"),
         Choice(since=(0, 12), partial=True, dtypes=_16_BITS, form="swap_update"),
+        Choice(since=(0, 12), is_neox_style=False, dtypes=_16_BITS, form="swap_bits"),
         Choice(since=(0, 12), form="swap"),
         # JAX 0.11: of the joins only the stack fuses inside loops.
-        Choice(since=(0, 11), partial=True, max_tokens=_FEW, form="concat_held"),
+        Choice(since=(0, 11), partial=True, max_size=_FEW, form="concat_held"),
         Choice(since=(0, 11), partial=True, form="swap"),
-        Choice(since=(0, 11), is_neox_style=True, max_tokens=_FEW, form="stack"),
+        Choice(since=(0, 11), is_neox_style=True, max_size=_FEW, form="stack"),
         Choice(since=(0, 11), is_neox_style=True, dtypes=_16_BITS, form="stack"),
         Choice(since=(0, 11), form="swap"),
         # JAX 0.10: no join fuses inside loops, and bfloat16 moves slowly.
         Choice(partial=True, dtypes=_16_BITS, form="swap_bits"),
-        Choice(partial=False, is_neox_style=True, max_tokens=_FEW, form="stack_held"),
+        Choice(partial=False, is_neox_style=True, max_size=_FEW, form="stack_held"),
         # At 16 tokens swap_bits is ahead with these pairs.
-        Choice(dtypes=_16_BITS, max_tokens=1, form="stack_held"),
+        Choice(dtypes=_16_BITS, max_size=_ONE, form="stack_held"),
         Choice(dtypes=_16_BITS, is_neox_style=True, form="stack_bits"),
         Choice(dtypes=_16_BITS, form="swap_bits"),
         Choice(form="swap"),
     ),
     "cuda": (
         # Few tokens: one launch for queries and keys of one shape, not two.
-        Choice(partial=True, alike=True, max_tokens=_FEW, form="stack"),
-        Choice(is_neox_style=True, alike=True, max_tokens=_FEW, form="select"),
+        Choice(partial=True, alike=True, max_size=_FEW, form="stack"),
+        Choice(is_neox_style=True, alike=True, max_size=_FEW, form="select"),
         # Many: no other moves fewer bytes, and its accesses are the widest.
         Choice(form="concat"),
     ),
