@@ -12,6 +12,7 @@ import math
 import os
 import pathlib
 import platform
+import random
 import resource
 import statistics
 import time
@@ -109,12 +110,13 @@ def measure(
         for name, seconds in once.items()
     }
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
+    names, order = list(calls), random.Random(0)
     start = time.perf_counter()
     done = 0
     while done < plan.rounds or time.perf_counter() - start < plan.seconds:
-        # Turning the order round keeps a candidate from always following the same one.
-        for name in names if done % 2 == 0 else reversed(names):
+        # A new order each round keeps a candidate from always following the same one.
+        order.shuffle(names)
+        for name in names:
             samples[name].append(_sample(calls[name], repeats[name]) / work)
         done += 1
     return {
