@@ -24,6 +24,9 @@ Ratios compare what ran in turn within one program, so they travel between machi
 microseconds do not. How each is measured stands in `benchmarks/README.md`.
 """
 
+# Where the site has the picture of a file with results.
+PICTURE = "pictures/bench_{name}.svg"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
@@ -35,6 +38,9 @@ class Section:
       says: what was asked, and how to read the table.
       command: makes such a file; `{file}` stands for its path, `{name}` for its name.
       table: makes the table.
+      picture: what its picture shows, which `benchmark_pictures.py` draws; "" for none.
+      misses: whether its rows say which goals they miss; the reasons stand beside the
+        file, in `NAME-misses.md`.
     """
 
     files: str
@@ -42,6 +48,8 @@ class Section:
     says: str
     command: str
     table: Callable[[Results], str]
+    picture: str = ""
+    misses: bool = False
 
 
 def make_page(folder: Path) -> str:
@@ -83,11 +91,41 @@ def _section(path: Path) -> str:
         [
             f"## {title}",
             f"\n{section.says}\n",
+            *_picture(section, path.stem),
             table,
             f"\n```sh\n{command}\n```",
             f"\n{_stamps(results)}\n",
+            *([_misses(results), _reasons(path)] if section.misses else []),
         ]
     )
+
+
+def _picture(section: Section, stem: str) -> list[str]:
+    if not section.picture:
+        return []
+    return [f"![{section.picture}]({PICTURE.format(name=stem)})\n"]
+
+
+def _misses(results: Results) -> str:
+    """What runs in each case that misses a goal, and in the best form there."""
+    found = []
+    for cell in results["cells"]:
+        if not cell["misses"]:
+            continue
+        case = [f"T={cell['tokens']}", cell["dtype"], cell["pairing"], cell["mode"]]
+        goals = "; ".join(cell["misses"])
+        found.append(f'??? note "{", ".join(case)}, JAX {cell["jax"]}: {goals}"')
+        for name, lines in cell["hlo"].items():
+            found += ["", f"    {name}", "    ```", *(f"    {it}" for it in lines)]
+            found += ["    ```"]
+        found.append("")
+    return "\n".join(found)
+
+
+def _reasons(path: Path) -> str:
+    """The page beside a file with results, as a part of this one."""
+    page = path.with_name(f"{path.stem}-misses.md").read_text(encoding="utf-8")
+    return re.sub(r"^#", "###", page, flags=re.MULTILINE)
 
 
 def _unknown(stem: str) -> Section:
@@ -278,6 +316,8 @@ SECTIONS = (
         "checked before it is timed. A peer's number is its time over jrope's.",
         command="make bench ARGS={name}",
         table=_rope,
+        misses=True,
+        picture="Each peer's time over jrope's: right of 1 is slower",
     ),
     Section(
         files="forms-quick",
@@ -320,6 +360,7 @@ SECTIONS = (
         "that cut their table to its length.",
         command="make bench ARGS={name}",
         table=plain_tables,
+        picture="Programs compiled while the context grows",
     ),
     Section(
         files="decode_step",
@@ -328,6 +369,7 @@ SECTIONS = (
         "attention stack.",
         command="make bench ARGS={name}",
         table=plain_tables,
+        picture="What share of a decode step the host and the rotation take",
     ),
     Section(
         files="train",

@@ -4,6 +4,7 @@ Pages are also read in the repository, so nothing that only MkDocs understands s
 them: links lead to files, and what hides a page's contents is here.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 # MkDocs loads this file by its path, so the folder beside it is no package yet.
 sys.path.insert(0, str(ROOT))
 
-from docs import benchmark_page, transforms_page  # noqa: E402
+from docs import benchmark_page, benchmark_pictures, transforms_page  # noqa: E402
 
 # Files of the repository that a page links to, and the page that the site has instead.
 PAGE_OF_FILE = {"../../benchmarks/README.md": "benchmarks.md"}
@@ -26,12 +28,18 @@ WIDE = ("comparison.md", "peers.md")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the benchmarks, the table of transforms and the changelog."""
-    pages = {
-        "benchmarks.md": benchmark_page.make_page(ROOT / "benchmarks" / "results"),
+    made = {
+        benchmark_page.PICTURE.format(name=name): benchmark_pictures.draw(
+            name, json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        )
+        for name in benchmark_pictures.PICTURES
+    }
+    made |= {
+        "benchmarks.md": benchmark_page.make_page(RESULTS),
         "transforms.md": transforms_page.make_page(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
-    for path, content in pages.items():
+    for path, content in made.items():
         files.append(File.generated(config, path, content=content))
     return files
 

@@ -68,11 +68,23 @@ def test_results_of_the_rotation(tmp_path):
         "over_copy": 1.2,
         "peers": {"slow": 3.0, "fast": 1.5},
         "median_us": {"jrope": 61.5},
+        "misses": [],
+    }
+    missed = cell | {
+        "jax": "0.10.2",
+        "misses": ["faster: fast", "over_best_form > 1.05"],
+        "hlo": {"jrope": ["fusion(a)", "fusion(b)"], "fast": ["fusion(c)"]},
     }
     older = STAMP | {"versions": {"jax": "0.10.2"}}
-    content = {"stamps": {"0.10": older, "0.12": STAMP}, "cells": [cell]}
+    content = {"stamps": {"0.10": older, "0.12": STAMP}}
+    content["cells"] = [missed, cell]
     (tmp_path / "rope.json").write_text(json.dumps(content))
+    (tmp_path / "rope-misses.md").write_text("# Why\n\nBecause.\n\n## More\n")
     page = make_page(tmp_path)
+    assert page.count("???") == 1
+    assert 'JAX 0.10.2: faster: fast; over_best_form > 1.05"\n' in page
+    assert "\n    fast\n    ```\n    fusion(c)\n    ```\n" in page
+    assert "\n### Why\n\nBecause.\n\n#### More\n" in page
     assert "make bench ARGS=rope\n" in page
     assert "began; jax 0.10.2.*" in page and "jax 0.12.0.*" in page
     assert (
