@@ -301,7 +301,8 @@ def _rope(results: Results) -> str:
         rows.append(
             [cell[key] for key in ("jax", "tokens", "dtype", "pairing", "mode")]
             + [cell["median_us"]["jrope"], f"{cell['over_best_form']:.2f}x"]
-            + [f"`{cell['best_form']}`", f"{cell['over_copy']:.2f}x", *ends]
+            + [f"`{cell['best_form'].removeprefix('form: ')}`"]
+            + [f"{cell['over_copy']:.2f}x", *ends]
         )
     return markdown_table(heads, rows)
 

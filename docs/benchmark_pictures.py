@@ -30,9 +30,16 @@ def rotation(cells: Rows) -> Figure:
         panel.set(title=title, xscale="log", xlabel="time over jrope's")
         panel.set_xticks((0.5, 1, 2, 5, 10, 20), ("0.5", "1", "2", "5", "10", "20"))
         panel.minorticks_off()
+        panel.set_xlim(0.45, 50)
         _dots(panel, [cell for cell in cells if cell["mode"] == mode], peers)
     panels[0].set_yticks(range(len(peers)), peers)
-    panels[1].legend(title="JAX", loc="lower right")
+    handles, versions = panels[1].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        [f"JAX {version}" for version in versions],
+        loc="outside upper center",
+        ncols=len(versions),
+    )
     return figure
 
 

@@ -23,7 +23,7 @@ from docs import benchmark_page, benchmark_pictures, transforms_page  # noqa: E4
 # Files of the repository that a page links to, and the page that the site has instead.
 PAGE_OF_FILE = {"../../benchmarks/README.md": "benchmarks.md"}
 # Pages with tables that need the whole width.
-WIDE = ("comparison.md", "peers.md")
+WIDE = ("benchmarks.md", "comparison.md", "peers.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -88,7 +88,7 @@ def test_results_of_the_rotation(tmp_path):
     assert "make bench ARGS=rope\n" in page
     assert "began; jax 0.10.2.*" in page and "jax 0.12.0.*" in page
     assert (
-        "| 0.12.0 | 256 | float32 | neox | loop | 61.5 | 1.01x | `form: swap` | 1.20x "
+        "| 0.12.0 | 256 | float32 | neox | loop | 61.5 | 1.01x | `swap` | 1.20x "
         "| fast 1.5x | slow 3x |"
     ) in page
 
