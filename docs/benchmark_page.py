@@ -346,6 +346,14 @@ SECTIONS = (
         table=_positions,
     ),
     Section(
+        files="positions-peers",
+        title="Positions on the host, beside transformers",
+        says="The same on Python 3.11, where torch and transformers are installed "
+        "besides (the extra `peers`).",
+        command="python -m benchmarks.bench_positions --json > {file}",
+        table=_positions,
+    ),
+    Section(
         files="precision",
         title="How exact tables are",
         says="The worst error of cos and sin in the upper half of each length, against "
