@@ -320,6 +320,8 @@ ERRORS = {
     "fp8": ("fp8 must be None or one of", lambda a: {"fp8": "row"}),
     "scale": ("key_scale and value_scale must come with fp8='tensor'",
               lambda a: {"key_scale": jnp.float32(1)}),
+    "no pages": (r"key_cache must have at least one page, .* \(0, ",
+                 lambda a: {"key_cache": a["key_cache"][:0]}),
     "no scale": (r"key_scale must be float32 \[\] with fp8='tensor'",
                  lambda a: {"fp8": "tensor", "key_cache": a["key_cache"].astype(FP8),
                             "value_cache": a["value_cache"].astype(FP8)}),
@@ -343,7 +345,7 @@ def test_rerope_cache_checks_its_operands(unchecked):
     table, cache = table_of(config), cache_of(config, "NHD", "float32")
     shifts, slots = np.zeros(2, np.int32), np.arange(2)
 
-    def run(shifts=shifts, table=table, **options):
+    def run(shifts=shifts, table=table, cache=cache, **options):
         return rerope_cache(
             shifts, cache, table, slots, layout=config.layout, **options
         )
@@ -354,6 +356,8 @@ def test_rerope_cache_checks_its_operands(unchecked):
         run(key_amax=jnp.ones((2, K)))
     with pytest.raises(ValueError, match=r"must be \[P, R\] with R = 64"):
         run(table=table[:, :32])
+    with pytest.raises(ValueError, match="key_cache must have at least one page"):
+        run(cache=cache[:0])
 
 
 def test_rows_and_a_table_give_the_same(implementation):

@@ -52,6 +52,11 @@ class Pages:
                 f"{head_dim}, got shape {cache.shape}; is its layout "
                 f"{self.layout}?"
             )
+        if 0 in cache.shape:
+            raise ValueError(
+                f"{name} must have at least one page, one place in it and one head, got "
+                f"shape {cache.shape}; was the cache allocated before its size was known?"
+            )
 
     def write(self, cache: Array, slots: Array, values: Array) -> Array:
         """Tokens [T, K, H] into their slots; those outside the cache go nowhere."""
