@@ -33,14 +33,14 @@ def rotation(cells: Rows) -> Figure:
         panel.set_xlim(0.45, 50)
         _dots(panel, [cell for cell in cells if cell["mode"] == mode], peers)
     panels[0].set_yticks(range(len(peers)), peers)
-    handles, versions = panels[1].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        [f"JAX {version}" for version in versions],
-        loc="outside upper center",
-        ncols=len(versions),
-    )
+    _legend(panels[1])
     return figure
+
+
+def _legend(panel: Axes) -> None:
+    """One row above all panels, where it covers nothing."""
+    handles, labels = panel.get_legend_handles_labels()
+    panel.figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
 
 
 def _dots(panel: Axes, cells: Rows, peers: list[str]) -> None:
@@ -61,7 +61,10 @@ def compilations(cells: Rows) -> Figure:
     most = max(cell["lengths"] for cell in cells)
     versions = _by_version(cell for cell in cells if cell["lengths"] == most)
     figure, panel = plt.subplots(figsize=(7, 2.8))
-    cases = list(dict.fromkeys(cell["case"] for cell in cells))[::-1]
+    cases = list(
+        dict.fromkeys(cell["case"] for mine in versions.values() for cell in mine)
+    )
+    cases.reverse()
     for i, (version, mine) in enumerate(versions.items()):
         places = [cases.index(cell["case"]) + (0.2 if i else -0.2) for cell in mine]
         counts = [cell["compiles"] for cell in mine]
@@ -69,7 +72,7 @@ def compilations(cells: Rows) -> Figure:
         panel.bar_label(bars, padding=3)
     panel.set_yticks(range(len(cases)), cases)
     panel.set(xscale="log", xlabel=f"programs compiled over {most:,} context lengths")
-    panel.legend(title="JAX", loc="lower right")
+    _legend(panel)
     return figure
 
 
@@ -77,7 +80,7 @@ def decode_step(cells: Rows) -> Figure:
     """What share of a step the host's positions and the rotation take."""
     mine = [cell for cell in cells if cell["rotate_share"] is not None]
     names = [
-        f"{cell['requests']} requests, {cell['positions']}, JAX {cell['jax']}"
+        f"requests: {cell['requests']}, {cell['positions']}, JAX {cell['jax']}"
         for cell in mine
     ][::-1]
     figure, panel = plt.subplots(figsize=(8, 4))
@@ -88,7 +91,7 @@ def decode_step(cells: Rows) -> Figure:
         panel.barh(places, values, 0.38, color=COLORS[i], label=label)
     panel.set_yticks(range(len(names)), names)
     panel.set(xlabel="% of a step of twelve attention layers")
-    panel.legend(loc="lower right")
+    _legend(panel)
     return figure
 
 
@@ -113,5 +116,5 @@ def draw(name: str, results: Mapping[str, Any]) -> str:
 def _by_version(cells: Rows) -> dict[str, list[Mapping[str, Any]]]:
     found: dict[str, list[Mapping[str, Any]]] = {}
     for cell in cells:
-        found.setdefault(cell["jax"], []).append(cell)
+        found.setdefault(f"JAX {cell['jax']}", []).append(cell)
     return found
