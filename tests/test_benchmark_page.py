@@ -76,8 +76,8 @@ def test_results_of_the_rotation(tmp_path):
         "hlo": {"jrope": ["fusion(a)", "fusion(b)"], "fast": ["fusion(c)"]},
     }
     older = STAMP | {"versions": {"jax": "0.10.2"}}
-    content = {"stamps": {"0.10": older, "0.12": STAMP}}
-    content["cells"] = [missed, cell]
+    stamps = {"0.10": older, "0.12": STAMP}
+    content = {"stamps": stamps, "cells": [missed, cell]}
     (tmp_path / "rope.json").write_text(json.dumps(content))
     (tmp_path / "rope-misses.md").write_text("# Why\n\nBecause.\n\n## More\n")
     page = make_page(tmp_path)

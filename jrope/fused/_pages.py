@@ -54,8 +54,8 @@ class Pages:
             )
         if 0 in cache.shape:
             raise ValueError(
-                f"{name} must have at least one page, one place in it and one head, got "
-                f"shape {cache.shape}; was the cache allocated before its size was known?"
+                f"{name} must have at least one page, one place in it and one head, "
+                f"got shape {cache.shape}; was it made before its size was known?"
             )
 
     def write(self, cache: Array, slots: Array, values: Array) -> Array:
