@@ -12,7 +12,11 @@ import sys
 
 import pytest
 
+import jrope
+
 ROOT = pathlib.Path(__file__).parent.parent
+# Of a clone it is the root; of a wheel, site-packages.
+PACKAGES = pathlib.Path(jrope.__file__).parents[1]
 
 
 def run(code, *options, path=ROOT, cwd=None, **environment):
@@ -35,7 +39,7 @@ def installed(tmp_path):
     site = tmp_path / "site"
     for name in ("jrope", "pallas_kernels"):
         shutil.copytree(
-            ROOT / name, site / name, ignore=shutil.ignore_patterns("__pycache__")
+            PACKAGES / name, site / name, ignore=shutil.ignore_patterns("__pycache__")
         )
     return site
 

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import jrope
+
 ROOT = Path(__file__).parents[1]
+# Of a clone it is the root; of a wheel, site-packages.
+PACKAGES = Path(jrope.__file__).parents[1]
 SOURCES = [
-    *sorted((ROOT / "jrope").rglob("*.py")),
-    *sorted((ROOT / "pallas_kernels").rglob("*.py")),
+    *sorted((PACKAGES / "jrope").rglob("*.py")),
+    *sorted((PACKAGES / "pallas_kernels").rglob("*.py")),
 ]
 MODULES = {
     "_pickle",
@@ -86,7 +90,7 @@ def is_bad(module, name):
     )
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(PACKAGES)))
 def test_no_code_from_text_no_pickle_no_shell(file):
     assert not list(forbidden(ast.parse(file.read_text())))
 
@@ -103,7 +107,7 @@ def tells_the_type_checker(test):
 
 
 # Python's -O leaves assertions out: nothing may depend on one.
-@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
+@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(PACKAGES)))
 def test_checks_are_no_assertions(file):
     tree = ast.parse(file.read_text())
     assertions = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
