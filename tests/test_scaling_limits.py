@@ -318,7 +318,9 @@ def test_a_scaling_without_a_formula_cannot_be_made():
 
 
 def test_scalings_are_values():
-    for scaling in (LLAMA3, YARN, LONG, DYNAMIC, Axial(), Default(), Ntk(factor=2.0)):
+    doubled = [kind(factor=2.0) for kind in (Linear, Ntk, DeepseekYarn, Telechat)]
+    plain = [Axial(), Default(), Proportional()]
+    for scaling in (LLAMA3, YARN, LONG, DYNAMIC, *doubled, *plain):
         assert hash(dataclasses.replace(scaling)) == hash(scaling)
         with pytest.raises(dataclasses.FrozenInstanceError):
             scaling.rope_type = "other"  # type: ignore[misc]
