@@ -62,7 +62,7 @@ def mutants_of(root: pathlib.Path, path: str) -> list[Mutant]:
 
 
 def drawn(root: pathlib.Path, paths: list[str], count: int, seed: str) -> list[Mutant]:
-    """One mutant of each of `count` places drawn at random, by file and line.
+    """One mutant of each of `count` places drawn at random; few are the first of many.
 
     Mutants that do not compile, or whose program is the same tree, are drawn again.
     """
@@ -81,7 +81,7 @@ def drawn(root: pathlib.Path, paths: list[str], count: int, seed: str) -> list[M
         found += [mutant for mutant in candidates if _differs(root, mutant)][:1]
         if len(found) == count:
             break
-    return sorted(found, key=lambda mutant: (mutant.path, mutant.start))
+    return found
 
 
 def _differs(root: pathlib.Path, mutant: Mutant) -> bool:

@@ -12,7 +12,6 @@ import functools
 import multiprocessing
 import os
 import pathlib
-import random
 import resource
 import shutil
 import signal
@@ -370,7 +369,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     before = _killed_before(options.resume)
     for name in options.groups:
         chosen = _chosen(GROUPS[name], options, name)
-        random.Random(options.seed).shuffle(chosen)
         if chosen:
             score(name, GROUPS[name], chosen, before, options.jobs)
 
