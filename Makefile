@@ -1,5 +1,5 @@
-# make demo | test | fuzz | soak | gpu | hpu | peers | stacks | lint | notebooks |
-# bench | docs | dist: each builds its own .venv first.
+# make demo | test | fuzz | soak | mutants | gpu | hpu | peers | stacks | lint |
+# notebooks | bench | docs | dist: each builds its own .venv first.
 #   PYTHON=python3.12   the interpreter that .venv is made with (3.11 or newer)
 #   VENV=.venv          where
 #   MODEL=smollm2       what `make demo` serves: smollm2, gemma3 or tiny-qwen2-vl
@@ -16,7 +16,8 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test fuzz soak gpu hpu peers stacks lint notebooks bench docs dist clean help
+.PHONY: demo test fuzz soak mutants gpu hpu peers stacks lint notebooks bench docs dist \
+  clean help
 
 help:
 	@sed -n '1,7s/^# //p' Makefile
@@ -38,6 +39,10 @@ fuzz: $(VENV)/.have-test
 # 10,000 steps of random requests, and as many beside four threads that plan.
 soak: $(VENV)/.have-test
 	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.soak_serving $(ARGS)
+
+# How many changes of the code the tests notice.
+mutants: $(VENV)/.have-mutants
+	$(BIN)/python tests/mutation.py --jobs $(JOBS) $(ARGS)
 
 # On a stand-in for a Gaudi plugin: tests/stand_in/plugin.py.
 hpu: $(VENV)/.have-test $(VENV)/.have-stand-in

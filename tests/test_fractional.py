@@ -141,6 +141,10 @@ def test_tables_without_rows_between_are_refused():
         lookup(stack_tables([plain]), half, layout=plain.layout, row_offset=0)
     with pytest.raises(ValueError, match="of two rows or more, got FlatTable with 1"):
         lookup(table_of(plain)[:1], half, layout=plain.layout)
+    cos, sin = lookup(table_of(plain)[:2], half, layout=plain.layout)
+    angles = 0.5 * plain.frequencies.inv_freq[None].astype(np.float64)
+    np.testing.assert_allclose(cos, np.cos(angles), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(sin, np.sin(angles), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("wrong", [64.0, np.nan, np.inf])

@@ -1,5 +1,7 @@
 """RotaryLayout: what it accepts, what it refuses and how it says so."""
 
+import dataclasses
+
 import pytest
 
 from jrope import RotaryLayout
@@ -40,9 +42,39 @@ def test_axes():
         ({"is_neox_style": 1}, TypeError, "is_neox_style must be a bool, got 1"),
         ({"axis_of_frequency": [0] * 16}, TypeError, "must be a tuple of ints.* list"),
         ({"axis_of_frequency": (0,) * 15}, ValueError, "one axis for each of the 16"),
+        ({"axis_of_frequency": (0,) * 17}, ValueError, "one axis .* got 17"),
         ({"axis_of_frequency": (-1,) * 16}, ValueError, "at least 0, got -1"),
+        ({"axis_of_frequency": (0,) * 15 + (16,)}, ValueError, "at most 15, got 16"),
+        ({"rotary_offset": 33}, ValueError, r"at most head_dim = 64, got 33 \+ 32"),
+        ({"head_dim": 1}, ValueError, "head_dim must be at least 2, got 1"),
+        ({"head_dim": 65537}, ValueError, "head_dim must be at most 65536, got 65537"),
     ],
 )
 def test_refusals(fields, error, message):
     with pytest.raises(error, match=message):
         RotaryLayout(**{"head_dim": 64, "rotary_dim": 32, **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"head_dim": 2, "rotary_dim": 2},
+        {"head_dim": 65536, "rotary_dim": 65536},
+        {"head_dim": 65536, "rotary_dim": 2, "rotary_offset": 65534},
+        {"head_dim": 8, "rotary_dim": 4, "axis_of_frequency": (0, 15)},
+    ],
+)
+def test_the_last_values_taken(fields):
+    made = RotaryLayout(**fields)
+    assert {name: getattr(made, name) for name in fields} == fields
+    assert made.is_neox_style is True
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.head_dim = 4  # type: ignore[misc]
+
+
+def test_the_axes_are_one_more_than_the_last():
+    for last in (0, 1, 15):
+        axes = (last, 0)
+        made = RotaryLayout(head_dim=4, rotary_dim=4, axis_of_frequency=axes)
+        assert made.position_axes == last + 1
+        assert made.axes_array().tolist() == [last, 0]

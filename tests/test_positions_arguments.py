@@ -6,11 +6,14 @@ import operator
 import numpy as np
 import pytest
 
-from jrope.positions import PositionError, _arguments, plan, spec
+from jrope.positions import PositionError, _arguments, plan, spec, warmup
 from jrope.positions._arguments import ArrayArgument, WholeArgument, link_numpy, row_of
 from jrope.positions._fill import FILL_TEXT
+from jrope.positions._inputs import NO_GRIDS, NO_LENGTHS, NO_SECONDS
 from jrope.positions._jit import INTERPRETED, Kernel
-from jrope.positions._scan import count_text
+from jrope.positions._scan import count_text, scan
+from jrope.positions._step import STEP_BATCH
+from jrope.positions._table import COLUMNS
 
 RULE = spec("qwen2_vl").rule
 IDS = np.arange(7, dtype=np.int32)
@@ -232,3 +235,40 @@ def test_an_array_without_rows_is_refused_however_it_is_held():
     ):
         with pytest.raises(PositionError, match="out_shape: expected 1 rows, got 0"):
             plan(spec("text"), IDS).fill(held, 0, 2)
+
+
+def test_kernels_refuse_outputs_that_cannot_be_written():
+    warmup([np.int32, np.float32])
+    for fractional in (False, True):
+        model = spec("qwen3_omni_moe" if fractional else "qwen2_vl")
+        one = np.ones(1, np.int32)
+        ids, table = np.array([7, 7], np.int32), np.empty((1, COLUMNS))
+        out, numbers = np.zeros((3, 2), model.dtype), np.array([0, 9, 2, 0, 0, 0.0])
+        calls = [
+            (
+                scan.run,
+                (*(ids, model.rule, NO_GRIDS, NO_GRIDS, NO_SECONDS, NO_LENGTHS), table),
+                (0,),
+                (6,),
+            ),
+            (FILL_TEXT[model.dtype].run, (out,), (model.shape_code, 0, 2, 0), (0,)),
+            (
+                STEP_BATCH[fractional].run,
+                (
+                    np.zeros((2, 1), np.int32),
+                    np.zeros(1, np.float64 if fractional else np.int32),
+                    table,
+                    out,
+                    numbers,
+                ),
+                (0 * one, 0 * one, one),
+                (3, 4),
+            ),
+        ]
+        for run, arrays, others, outputs in calls:
+            assert run(*arrays, *others) >= 0
+            for output in outputs:
+                held = list(arrays)
+                held[output] = read_only(held[output])
+                with pytest.raises(TypeError, match="expected array"):
+                    run(*held, *others)

@@ -107,6 +107,7 @@ class BatchPositions:
                 index=slot,
                 expected=f"a plan of {self.spec.family}",
                 got=plan.spec.family,
+                hint="was the batch made for another model's spec?",
             )
         if plan.max_position >= self.max_position:
             raise PositionError(

@@ -45,7 +45,11 @@ def positions_from_indptr(
     shift = np.repeat(first.astype(np.int64) - starts[:-1], lengths)
     made = np.arange(tokens) + shift
     if tokens and made.max() > np.iinfo(np.int32).max:
-        raise PositionError("position_beyond_table", got=int(made.max()))
+        raise PositionError(
+            "position_beyond_table",
+            expected="positions within int32",
+            got=int(made.max()),
+        )
     out = np.full(tokens if size is None else size, PADDING, np.int32)
     out[:tokens] = made
     return out

@@ -1,10 +1,10 @@
 """A family's rule as the kernels read it: one float64 per fact, named by its place."""
 
 # An id that no token has.
+NO_TOKEN = -(2**31)
 # Tokens of a prompt, columns of a step, patches of a call: six times the longest
 # context that any model has. More is a mistake, or an attack on memory.
 MOST_TOKENS = 2**26
-NO_TOKEN = -(2**31)
 
 # Token ids, NO_TOKEN where the family has none.
 IMAGE, VIDEO, AUDIO = 0, 1, 2
