@@ -3,25 +3,33 @@
 A property on the host has CASES examples. One on the device would mostly compile: it
 draws PROGRAMS shapes, and in each program ROWS rows, every one with positions and
 values of its own; a case is one such row.
+
+Memory does not grow with CASES. Hypothesis keeps every example of a run, some 20 KB
+each, so as not to draw it twice, and JAX every program, some 1 MB each: a property runs
+in rounds, each with a seed of its own, and what a round has kept goes with it.
 """
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 CASES = int(os.environ.get("JROPE_FUZZ_EXAMPLES", "1000"))
 PROGRAMS = max(20, CASES // 250)
 ROWS = -(-CASES // PROGRAMS)
+# At most so many examples, or programs, a round.
+ROUND = 1000
+PROGRAM_ROUND = 100
 
 # Loaded in conftest.py, for every test.
 PROFILE = "jrope"
 settings.register_profile(
     PROFILE,
-    max_examples=CASES,
     derandomize=True,
     deadline=None,
     suppress_health_check=[
@@ -30,10 +38,57 @@ settings.register_profile(
         HealthCheck.function_scoped_fixture,  # "unchecked" is the same for all cases.
     ],
 )
-# Not shrunk, since every attempt would compile: the seed and the shape say enough.
-on_device = settings(
-    settings.get_profile(PROFILE), max_examples=PROGRAMS, phases=[Phase.generate]
-)
+
+
+def cases(*strategies: st.SearchStrategy, count: int = CASES) -> Callable:
+    """`hypothesis.given` for a property on the host."""
+    return in_rounds(strategies, count, ROUND, tuple(Phase))
+
+
+def program_cases(*strategies: st.SearchStrategy) -> Callable:
+    """`hypothesis.given` for a property that runs ROWS rows in each example.
+
+    Not shrunk, since every attempt would compile: the seed and the shape say enough.
+    """
+    return in_rounds(strategies, PROGRAMS, PROGRAM_ROUND, (Phase.generate,))
+
+
+def in_rounds(
+    strategies: tuple, count: int, most: int, phases: tuple[Phase, ...]
+) -> Callable:
+    """`given`, until `count` examples have passed, at most `most` a round."""
+    rounds = -(-count // most)
+    limits = settings(
+        settings.get_profile(PROFILE), max_examples=-(-count // rounds), phases=phases
+    )
+
+    def decorate(check: Callable) -> Callable:
+        passed = 0
+
+        @functools.wraps(check)
+        def counted(*args: Any, **kwargs: Any) -> None:
+            nonlocal passed
+            check(*args, **kwargs)
+            passed += 1
+
+        one_round = limits(given(*strategies)(counted))
+
+        @functools.wraps(one_round)
+        def run(*args: Any, **kwargs: Any) -> None:
+            nonlocal passed
+            passed = 0
+            for number in range(rounds):
+                seed(number)(one_round)(*args, **kwargs)
+                if rounds > 1:
+                    jax.clear_caches()
+            # Hypothesis stops in silence where it finds no more that are new.
+            assert passed >= count, f"{passed} cases of {count} were drawn"
+
+        return run
+
+    return decorate
+
+
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzzing import WAYS, ways
-from hypothesis import given
+from fuzzing import WAYS, cases, ways
 from hypothesis import strategies as st
 from positions_oracle import random_prompt
 from test_positions_fuzz import model_of, planned
@@ -239,14 +238,14 @@ class Script:
                 before.remove(slot)
 
 
-@given(st.sampled_from(FAMILIES), st.lists(actions, min_size=1, max_size=14))
+@cases(st.sampled_from(FAMILIES), st.lists(actions, min_size=1, max_size=14))
 def test_scripts_of_a_batch(family, script):
     running = Script(family)
     for action in script:
         running.run(action)
 
 
-@given(
+@cases(
     st.sampled_from(FAMILIES),
     st.lists(st.tuples(slots, st.integers(0, 40), ways), min_size=4, max_size=9),
 )

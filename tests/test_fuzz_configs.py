@@ -6,8 +6,7 @@ import math
 import numpy as np
 import oracle
 import pytest
-from fuzzing import WAYS
-from hypothesis import given
+from fuzzing import WAYS, cases
 from hypothesis import strategies as st
 
 from jrope import (
@@ -64,7 +63,7 @@ def configs(draw):
     }
 
 
-@given(configs())
+@cases(configs())
 def test_valid_configs_give_finite_frequencies(hf_config):
     config = config_from_hf(hf_config)
     assert config is not None
@@ -82,7 +81,7 @@ def test_valid_configs_give_finite_frequencies(hf_config):
     assert (inv_freq > 0).all()
 
 
-@given(configs())
+@cases(configs())
 def test_valid_configs_turn_as_their_formulas_say(hf_config):
     config = config_from_hf(hf_config)
     assert config is not None
@@ -119,7 +118,7 @@ def mutations(draw):
     return good, bad, key, how
 
 
-@given(mutations())
+@cases(mutations())
 def test_mutated_configs_are_read_alike_or_refused_by_name(mutation):
     good, bad, key, how = mutation
     try:
@@ -170,7 +169,7 @@ def test_every_type_is_drawn_with_all_its_keys(rope_type):
     assert set(config_keys(SCALINGS[rope_type])) <= lists | set(VALUES)
 
 
-@given(
+@cases(
     st.integers(1, 12).flatmap(
         lambda half: st.tuples(st.just(2 * half), st.integers(0, 5), st.integers(0, 5))
     ),

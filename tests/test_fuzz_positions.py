@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzzing import WRITABLE, ways, whole_as
-from hypothesis import given
+from fuzzing import WRITABLE, cases, ways, whole_as
 from hypothesis import strategies as st
 from positions_oracle import FAMILIES, Prompt, random_prompt
 from test_fuzz_batch import Known
@@ -49,7 +48,7 @@ lengths = st.integers(-1, 30)
 OUT = ("int32", "int64", "float32", "float64", "int16", "uint32")
 
 
-@given(
+@cases(
     families,
     st.integers(0, 80),
     starts | st.sampled_from(FAR),
@@ -96,7 +95,7 @@ def held(values: list, dtype: str, way: str, *shape: int) -> Any:
     return whole_as(np.asarray(values).reshape(-1, *shape), dtype, way)
 
 
-@given(
+@cases(
     st.sampled_from(FAMILIES),
     st.integers(0, 2000),
     st.tuples(ways, ways, ways),
@@ -143,7 +142,7 @@ def spans_of(family: str, prompt: Prompt) -> list[tuple[int, int, int]] | None:
     return spans
 
 
-@given(
+@cases(
     st.lists(
         st.tuples(st.integers(-1, 3), st.integers(-1, 9), st.integers(-1, 9)),
         max_size=4,

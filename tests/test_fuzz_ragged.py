@@ -5,8 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from fuzzing import WAYS, ways, whole_as
-from hypothesis import given
+from fuzzing import WAYS, cases, ways, whole_as
 from hypothesis import strategies as st
 
 from jrope import positions, positions_jax
@@ -29,7 +28,7 @@ entries = st.lists(
 )
 
 
-@given(entries, st.none() | st.integers(-1, 30), dtypes, ways)
+@cases(entries, st.none() | st.integers(-1, 30), dtypes, ways)
 def test_requests_laid_end_to_end(requests, size, dtype, way):
     starts = np.cumsum([0, *(count for count, _ in requests)])
     want = [offset + k for count, offset in requests for k in range(count)]
@@ -66,7 +65,7 @@ def test_requests_laid_end_to_end(requests, size, dtype, way):
         )
 
 
-@given(
+@cases(
     st.lists(st.integers(0, 5), min_size=REQUESTS, max_size=REQUESTS),
     st.lists(offsets, min_size=REQUESTS, max_size=REQUESTS),
     st.integers(0, SIZE),
@@ -125,7 +124,7 @@ def count_runs(row: list[int]) -> list[int]:
     return found
 
 
-@given(
+@cases(
     rows_of(st.integers(0, 1) | st.sampled_from([0, 1, 1, 1])),
     st.sampled_from(["bool", "int8", "uint8", "int32", "int64", "uint32", "float32"]),
     ways,
@@ -150,7 +149,7 @@ def test_masks(mask, dtype, way, odd):
             np.testing.assert_array_equal(mask_in_graph(mask.astype(dtype)), want)
 
 
-@given(
+@cases(
     rows_of(st.integers(-1, 2) | st.sampled_from([LARGEST, -(2**31), 0, 1])),
     dtypes,
     ways,

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from fuzzing import ROWS, WAYS, on_device, seeds, ways
-from hypothesis import given
+from fuzzing import ROWS, WAYS, cases, program_cases, seeds, ways
 from hypothesis import strategies as st
 
 from jrope import (
@@ -108,8 +107,7 @@ def limit_of(program: Program) -> float:
     return two + (3 * oracle.F32_EPS * AMPLITUDE if program.dtype == "float32" else 0)
 
 
-@on_device
-@given(programs, seeds)
+@program_cases(programs, seeds)
 def test_positions_on_the_device(program, seed):
     rng = np.random.default_rng(seed)
     config, table = program.table()
@@ -134,8 +132,7 @@ def test_positions_on_the_device(program, seed):
     assert run._cache_size() == 1  # type: ignore[attr-defined]
 
 
-@on_device
-@given(
+@program_cases(
     st.lists(st.sampled_from([1, 2, 30, 64, 500]), min_size=1, max_size=4),
     st.sampled_from(["nan", "clip"]),
     seeds,
@@ -183,7 +180,7 @@ numbers = st.integers(-3, 43) | st.sampled_from(
 
 
 @pytest.mark.usefixtures("unchecked")
-@given(
+@cases(
     st.lists(numbers, min_size=3, max_size=3),
     st.sampled_from(KINDS),
     ways,
