@@ -26,6 +26,9 @@ ROWS = -(-CASES // PROGRAMS)
 ROUND = 1000
 PROGRAM_ROUND = 100
 
+Property = Callable[..., None]
+Decorator = Callable[[Property], Property]
+
 # Loaded in conftest.py, for every test.
 PROFILE = "jrope"
 settings.register_profile(
@@ -40,12 +43,12 @@ settings.register_profile(
 )
 
 
-def cases(*strategies: st.SearchStrategy, count: int = CASES) -> Callable:
+def cases(*strategies: st.SearchStrategy, count: int = CASES) -> Decorator:
     """`hypothesis.given` for a property on the host."""
     return in_rounds(strategies, count, ROUND, tuple(Phase))
 
 
-def program_cases(*strategies: st.SearchStrategy) -> Callable:
+def program_cases(*strategies: st.SearchStrategy) -> Decorator:
     """`hypothesis.given` for a property that runs ROWS rows in each example.
 
     Not shrunk, since every attempt would compile: the seed and the shape say enough.
@@ -55,14 +58,14 @@ def program_cases(*strategies: st.SearchStrategy) -> Callable:
 
 def in_rounds(
     strategies: tuple, count: int, most: int, phases: tuple[Phase, ...]
-) -> Callable:
+) -> Decorator:
     """`given`, until `count` examples have passed, at most `most` a round."""
     rounds = -(-count // most)
     limits = settings(
         settings.get_profile(PROFILE), max_examples=-(-count // rounds), phases=phases
     )
 
-    def decorate(check: Callable) -> Callable:
+    def decorate(check: Property) -> Property:
         passed = 0
 
         @functools.wraps(check)
