@@ -9,6 +9,7 @@ each, so as not to draw it twice, and JAX every program, some 1 MB each: a prope
 in rounds, each with a seed of its own, and what a round has kept goes with it.
 """
 
+import collections
 import functools
 import os
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -26,7 +28,7 @@ ROWS = -(-CASES // PROGRAMS)
 ROUND = 1000
 PROGRAM_ROUND = 100
 
-Property = Callable[..., None]
+Property = Callable[..., Any]
 Decorator = Callable[[Property], Property]
 
 # Loaded in conftest.py, for every test.
@@ -59,37 +61,59 @@ def program_cases(*strategies: st.SearchStrategy) -> Decorator:
 def in_rounds(
     strategies: tuple, count: int, most: int, phases: tuple[Phase, ...]
 ) -> Decorator:
-    """`given`, until `count` examples have passed, at most `most` a round."""
+    """`given`, until `count` examples have passed, at most `most` a round.
+
+    A quarter of them at least must not be refused, since refusals are all alike.
+    """
     rounds = -(-count // most)
     limits = settings(
         settings.get_profile(PROFILE), max_examples=-(-count // rounds), phases=phases
     )
 
     def decorate(check: Property) -> Property:
-        passed = 0
+        tally: collections.Counter[str] = collections.Counter()
 
         @functools.wraps(check)
         def counted(*args: Any, **kwargs: Any) -> None:
-            nonlocal passed
-            check(*args, **kwargs)
-            passed += 1
+            refused = check(*args, **kwargs) is REFUSED
+            tally["refused" if refused else "done"] += 1
 
         one_round = limits(given(*strategies)(counted))
 
         @functools.wraps(one_round)
         def run(*args: Any, **kwargs: Any) -> None:
-            nonlocal passed
-            passed = 0
+            tally.clear()
             for number in range(rounds):
                 seed(number)(one_round)(*args, **kwargs)
                 if rounds > 1:
                     jax.clear_caches()
             # Hypothesis stops in silence where it finds no more that are new.
-            assert passed >= count, f"{passed} cases of {count} were drawn"
+            assert tally.total() >= count, (
+                f"{tally.total()} cases of {count} were drawn"
+            )
+            assert 4 * tally["done"] >= count, f"most cases were refused: {tally}"
 
         return run
 
     return decorate
+
+
+# What a property returns where all that its case asked for was refused.
+REFUSED = object()
+
+
+def refused(errors: Any, message: str, call: Callable, *args: Any) -> object:
+    """Checks that a call is refused, and says so of the case."""
+    with pytest.raises(errors, match=message):
+        call(*args)
+    return REFUSED
+
+
+def mostly(
+    likely: st.SearchStrategy, other: st.SearchStrategy, times: int = 4
+) -> st.SearchStrategy:
+    """`st.one_of`, which counts a strategy once however often it is given."""
+    return st.integers(0, times).flatmap(lambda k: likely if k < times else other)
 
 
 seeds = st.integers(0, 2**32 - 1)

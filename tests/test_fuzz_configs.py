@@ -6,7 +6,7 @@ import math
 import numpy as np
 import oracle
 import pytest
-from fuzzing import WAYS, cases
+from fuzzing import REFUSED, WAYS, cases
 from hypothesis import strategies as st
 
 from jrope import (
@@ -125,12 +125,13 @@ def test_mutated_configs_are_read_alike_or_refused_by_name(mutation):
         made = config_from_hf(bad)
     except (ValueError, TypeError) as error:
         assert named(key, good, str(error)), f"{error!s} does not name {key!r}"
-        return
+        return REFUSED
     assert made is not None
     if how == "alias":
         assert made == config_from_hf(good)
     else:
         assert optional_or_valid(good, bad, key, how)
+    return None
 
 
 def named(key, good, message):

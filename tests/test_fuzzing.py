@@ -1,7 +1,7 @@
 """A property has its number of cases, in rounds that differ and fail when one does."""
 
 import pytest
-from fuzzing import in_rounds
+from fuzzing import REFUSED, in_rounds
 from hypothesis import Phase
 from hypothesis import strategies as st
 
@@ -40,3 +40,11 @@ def test_a_property_fails_in_whichever_round_a_case_does():
 def test_a_property_with_too_few_cases_to_draw_fails():
     with pytest.raises(AssertionError, match="2 cases of 40 were drawn"):
         in_rounds((st.booleans(),), 40, 40, PHASES)(lambda value: None)()
+
+
+def test_a_property_whose_cases_are_mostly_refused_fails():
+    def check(value):
+        return REFUSED if value % 8 else None
+
+    with pytest.raises(AssertionError, match="most cases were refused"):
+        in_rounds((wide,), 80, 80, PHASES)(check)()
