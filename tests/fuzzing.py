@@ -7,6 +7,9 @@ values of its own; a case is one such row.
 Memory does not grow with CASES. Hypothesis keeps every example of a run, some 20 KB
 each, so as not to draw it twice, and JAX every program, some 1 MB each: a property runs
 in rounds, each with a seed of its own, and what a round has kept goes with it.
+
+A property says which cases were refused, and fails where too many were: refusals are
+all alike, and hide that nothing else was looked at.
 """
 
 import collections
@@ -61,10 +64,7 @@ def program_cases(*strategies: st.SearchStrategy) -> Decorator:
 def in_rounds(
     strategies: tuple, count: int, most: int, phases: tuple[Phase, ...]
 ) -> Decorator:
-    """`given`, until `count` examples have passed, at most `most` a round.
-
-    A quarter of them at least must not be refused, since refusals are all alike.
-    """
+    """`given`, until `count` examples have passed, at most `most` a round."""
     rounds = -(-count // most)
     limits = settings(
         settings.get_profile(PROFILE), max_examples=-(-count // rounds), phases=phases
@@ -91,7 +91,8 @@ def in_rounds(
             assert tally.total() >= count, (
                 f"{tally.total()} cases of {count} were drawn"
             )
-            assert 4 * tally["done"] >= count, f"most cases were refused: {tally}"
+            if count >= 100:  # The first are the smallest, of which many are refused.
+                assert 4 * tally["done"] >= count, f"most cases were refused: {tally}"
 
         return run
 
@@ -102,10 +103,10 @@ def in_rounds(
 REFUSED = object()
 
 
-def refused(errors: Any, message: str, call: Callable, *args: Any) -> object:
+def refused(errors: Any, message: str, call: Callable[[], Any]) -> object:
     """Checks that a call is refused, and says so of the case."""
     with pytest.raises(errors, match=message):
-        call(*args)
+        call()
     return REFUSED
 
 

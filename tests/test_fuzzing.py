@@ -47,4 +47,4 @@ def test_a_property_whose_cases_are_mostly_refused_fails():
         return REFUSED if value % 8 else None
 
     with pytest.raises(AssertionError, match="most cases were refused"):
-        in_rounds((wide,), 80, 80, PHASES)(check)()
+        in_rounds((wide,), 160, 80, PHASES)(check)()
