@@ -98,7 +98,7 @@ def explain(
     made = config.frequencies
     inv_freq = made.inv_freq.astype(np.float64)
     plain = dataclasses.replace(config, scaling=Default(), inv_freq=None)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         wavelengths = 2 * np.pi / inv_freq
         divided_by = plain.frequencies.inv_freq.astype(np.float64) / inv_freq
     axes = config.axis_of_frequency
