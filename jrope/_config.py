@@ -9,11 +9,14 @@ import numpy as np
 
 from jrope._layout import RotaryLayout, check_int, check_length
 from jrope._show import show
-from jrope.scalings import Default, Frequencies, Geometry, Scaling, check_number
-
-# Of float32, without those that have lost bits.
-_SMALLEST = float(np.finfo(np.float32).tiny)
-_LARGEST = float(np.finfo(np.float32).max)
+from jrope.scalings import (
+    Default,
+    Frequencies,
+    Geometry,
+    Scaling,
+    check_amplitude,
+    check_number,
+)
 
 AngleDtype = Literal["float64", "float32"]
 
@@ -208,11 +211,7 @@ class RopeConfig:
             )
         for name in ("attention_factor", "softmax_scale_factor"):
             factor = float(getattr(made, name))
-            if not _SMALLEST <= factor <= _LARGEST:
-                raise ValueError(
-                    f"the {name} must be a positive float32, neither 0 nor infinite "
-                    f"nor subnormal, got {factor} from {show(scaling)}"
-                )
+            check_amplitude(name, factor, f" from {show(scaling)}")
 
     @property
     def longest_request(self) -> int:

@@ -244,8 +244,14 @@ def test_lengths_that_int32_cannot_number(key, rope, length):
             {**YARN, "rope_type": "deepseek_yarn", "mscale_all_dim": 1e300},
             "softmax_scale_factor must be a positive float32.*got inf",
         ),
+        # Its lists are too long to show, and the key that is wrong must be named.
+        (
+            {**LONG, "short_mscale": 1e300, "long_mscale": 1.0},
+            "short_mscale must be a positive float32",
+        ),
+        ({**LONG, "long_mscale": 1e-300}, "long_mscale must be a positive float32"),
     ],
-    ids=["attention 0", "attention inf", "softmax inf"],
+    ids=["attention 0", "attention inf", "softmax inf", "short", "long"],
 )
 def test_factors_that_float32_cannot_hold(rope, match):
     refused({**PLAIN, "rope_scaling": rope}, match=match)
@@ -254,7 +260,7 @@ def test_factors_that_float32_cannot_hold(rope, match):
 @pytest.mark.parametrize("key", ["long_mscale", "long_factor"])
 def test_what_only_long_requests_need_is_checked_when_read(key):
     wrong = {"long_mscale": 1e300, "long_factor": [2.0] * 7}[key]
-    match = {"long_mscale": "attention_factor must", "long_factor": "= 8 entries"}[key]
+    match = {"long_mscale": "long_mscale must", "long_factor": "= 8 entries"}[key]
     assert config_from_hf({**PLAIN, "rope_scaling": LONG}) is not None
     refused({**PLAIN, "rope_scaling": {**LONG, key: wrong}}, match=match)
 

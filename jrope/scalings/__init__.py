@@ -8,6 +8,7 @@ from jrope.scalings._base import (
     Frequencies,
     Geometry,
     Scaling,
+    check_amplitude,
     check_number,
     config_keys,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "Scaling",
     "Telechat",
     "Yarn",
+    "check_amplitude",
     "check_number",
     "config_keys",
 ]

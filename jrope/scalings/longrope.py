@@ -13,6 +13,7 @@ from jrope.scalings._base import (
     Geometry,
     Scaling,
     check_number,
+    check_optional_amplitude,
     check_optional_number,
     choice,
 )
@@ -98,8 +99,9 @@ class LongRope(Scaling):
                 check_number(f"{name}[{i}]", divisor)
         name = "original_max_position_embeddings"
         check_length(name, self.original_max_position_embeddings, minimum=2)
-        for name in ("factor", "attention_factor", "short_mscale", "long_mscale"):
-            check_optional_number(name, getattr(self, name))
+        check_optional_number("factor", self.factor)
+        for name in ("attention_factor", "short_mscale", "long_mscale"):
+            check_optional_amplitude(name, getattr(self, name))
         if self.chosen not in ("short", "long"):
             raise ValueError(
                 f"chosen must be 'short' or 'long', got {show(self.chosen)}"

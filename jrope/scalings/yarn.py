@@ -14,6 +14,7 @@ from jrope.scalings._base import (
     Geometry,
     Scaling,
     check_number,
+    check_optional_amplitude,
     check_optional_number,
 )
 
@@ -114,7 +115,7 @@ class Yarn(Scaling):
         check_optional_number("yarn scaling's factor", self.factor)
         for name in ("beta_fast", "beta_slow"):
             check_number(name, getattr(self, name))
-        check_optional_number("attention_factor", self.attention_factor)
+        check_optional_amplitude("attention_factor", self.attention_factor)
         for name in ("mscale", "mscale_all_dim"):
             check_optional_number(name, getattr(self, name), above=-math.ulp(0.0))
         if self.original_max_position_embeddings is not None:
