@@ -9,14 +9,8 @@ import numpy as np
 
 from jrope._layout import RotaryLayout, check_int, check_length
 from jrope._show import show
-from jrope.scalings import (
-    Default,
-    Frequencies,
-    Geometry,
-    Scaling,
-    check_amplitude,
-    check_number,
-)
+from jrope.scalings import Default, Frequencies, Geometry, Scaling, check_number
+from jrope.scalings._base import check_amplitude
 
 AngleDtype = Literal["float64", "float32"]
 

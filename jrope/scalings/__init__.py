@@ -8,7 +8,6 @@ from jrope.scalings._base import (
     Frequencies,
     Geometry,
     Scaling,
-    check_amplitude,
     check_number,
     config_keys,
 )
@@ -56,7 +55,6 @@ __all__ = [
     "Scaling",
     "Telechat",
     "Yarn",
-    "check_amplitude",
     "check_number",
     "config_keys",
 ]
