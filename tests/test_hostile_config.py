@@ -12,7 +12,7 @@ import pytest
 
 from jrope import config_from_hf, layers_from_hf, mrope_axes, vision_config_from_hf
 from jrope._show import show
-from jrope.explain import explain
+from jrope.explain import explain, to_text
 
 PLAIN = {
     "hidden_size": 64,
@@ -269,6 +269,15 @@ def test_a_factor_beyond_all_tables_is_explained():
     config = config_from_hf({**PLAIN, "rope_scaling": {**YARN, "factor": 1e308}})
     assert config is not None
     assert "max_position_embeddings=2147483647" in explain(config).warnings[0]
+
+
+def test_a_base_that_only_its_scaling_mends_is_explained():
+    rope = {"rope_type": "dynamic", "alpha": 3.0}
+    config = config_from_hf(
+        {**PLAIN, "head_dim": 44, "rope_theta": 5e-324, "rope_scaling": rope}
+    )
+    assert config is not None
+    assert to_text(explain(config))
 
 
 def test_counts_of_layers_are_bounded():
