@@ -34,7 +34,7 @@ test: $(VENV)/.have-test $(VENV)/.have-weights-smollm2 $(VENV)/.have-weights-gem
 CASES ?= 100000
 fuzz: $(VENV)/.have-test
 	JROPE_FUZZ_EXAMPLES=$(CASES) $(BIN)/python -m pytest -m fuzz tests \
-	  --hypothesis-show-statistics $(ARGS)
+	  --verbose --durations 0 $(ARGS)
 
 # 10,000 steps of random requests, and as many beside four threads that plan.
 soak: $(VENV)/.have-test

@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from jrope._layout import RotaryLayout, check_int
+from jrope._layout import RotaryLayout, check_int, check_length
 from jrope._show import show
 from jrope.scalings import Default, Frequencies, Geometry, Scaling, check_number
+from jrope.scalings._base import check_amplitude
 
 AngleDtype = Literal["float64", "float32"]
 
@@ -127,12 +128,7 @@ class RopeConfig:
         if self.rotary_dim == self.head_dim:  # Equal configs compare equal.
             object.__setattr__(self, "rotary_dim", None)
         check_number("rope_theta", self.rope_theta)
-        check_int("max_position_embeddings", self.max_position_embeddings, minimum=1)
-        if self.max_position_embeddings > 2**31 - 1:
-            raise ValueError(
-                f"max_position_embeddings must fit int32 positions, got "
-                f"{show(self.max_position_embeddings)}"
-            )
+        check_length("max_position_embeddings", self.max_position_embeddings)
         if not isinstance(self.scaling, Scaling):
             raise TypeError(
                 f"scaling must be a jrope Scaling, got {show(self.scaling)}"
@@ -178,7 +174,7 @@ class RopeConfig:
         Args:
           total_length: prompt and all tokens to come, in positions.
         """
-        check_int("total_length", total_length, minimum=1)
+        check_length("total_length", total_length)
         pinned = self.scaling.pinned(self.max_position_embeddings)
         scaling = pinned.for_length(total_length)
         if self.inv_freq is not None and scaling != pinned:
@@ -189,21 +185,27 @@ class RopeConfig:
         return dataclasses.replace(self, scaling=scaling)
 
     def _check_frequencies(self) -> None:
-        """Has the scaling check itself against the widths, and checks what it makes."""
-        made = self.frequencies
+        """Has the scaling check itself against the widths, and checks what it makes.
+
+        For the longest request as well, which may have other frequencies: none should
+        be refused while it is served.
+        """
+        self._check_made(self.scaling, self.frequencies)
+        longest = self.scaling.for_length(self.max_position_embeddings)
+        if longest != self.scaling:
+            self._check_made(longest, longest.frequencies(self._geometry))
+
+    def _check_made(self, scaling: Scaling, made: Frequencies) -> None:
         with np.errstate(over="ignore"):
             inv_freq = made.inv_freq.astype(self.angle_dtype)
         if not np.isfinite(inv_freq).all() or not (inv_freq >= 0).all():
             raise ValueError(
                 f"inverse frequencies must be finite and not negative, got some that "
-                f"are not from rope_theta = {show(self.rope_theta)} and "
-                f"{show(self.scaling)}"
+                f"are not from rope_theta = {show(self.rope_theta)} and {show(scaling)}"
             )
-        if not 0 < made.attention_factor < float(np.finfo(np.float32).max):
-            raise ValueError(
-                f"the attention factor must be a positive float32, got "
-                f"{made.attention_factor} from {show(self.scaling)}"
-            )
+        for name in ("attention_factor", "softmax_scale_factor"):
+            factor = float(getattr(made, name))
+            check_amplitude(name, factor, f" from {show(scaling)}")
 
     @property
     def longest_request(self) -> int:
@@ -227,16 +229,18 @@ class RopeConfig:
     @functools.cached_property
     def frequencies(self) -> Frequencies:
         """Inverse frequencies [R/2] and the factors that go with them."""
-        made = self.scaling.frequencies(
-            Geometry(
-                rope_theta=self.rope_theta,
-                rotary_dim=self.layout.rotary_dim,
-                head_dim=self.head_dim,
-                max_position_embeddings=self.max_position_embeddings,
-            )
-        )
+        made = self.scaling.frequencies(self._geometry)
         if self.inv_freq is None:
             return made
         return dataclasses.replace(
             made, inv_freq=np.asarray(self.inv_freq, np.longdouble)
+        )
+
+    @property
+    def _geometry(self) -> Geometry:
+        return Geometry(
+            rope_theta=self.rope_theta,
+            rotary_dim=self.layout.rotary_dim,
+            head_dim=self.head_dim,
+            max_position_embeddings=self.max_position_embeddings,
         )

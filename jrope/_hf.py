@@ -20,7 +20,7 @@ from jrope._hf_rope import (
     rope_dict,
     text_config,
 )
-from jrope._layout import MAX_HEAD_DIM, check_int
+from jrope._layout import MAX_HEAD_DIM, check_int, check_length
 from jrope._model_types import MODEL_TYPES, NOT_ATTENTION, ModelType
 from jrope._show import show
 from jrope.scalings import SCALINGS, Scaling, check_number, config_keys
@@ -131,7 +131,7 @@ def _length(config: Config, model: ModelType, rows: int | None) -> int:
         length = rows
     if length is None:
         length = required(config, _LENGTH_KEYS)
-    check_int("max_position_embeddings", length, minimum=1)
+    check_length("max_position_embeddings", length)
     return length
 
 

@@ -1,6 +1,7 @@
 """Where in a head the rotation acts, and which position drives which frequency."""
 
 import dataclasses
+from typing import cast
 
 import numpy as np
 
@@ -8,6 +9,8 @@ from jrope._show import show
 
 # Beyond any model: a number that is wrong rather than large.
 MAX_HEAD_DIM = 65536
+# Positions that int32 can number.
+LONGEST = 2**31 - 1
 
 
 def check_int(
@@ -23,6 +26,16 @@ def check_int(
         raise ValueError(f"{name} must be at least {minimum}, got {show(value)}")
     if maximum is not None and value > maximum:
         raise ValueError(f"{name} must be at most {maximum}, got {show(value)}")
+
+
+def check_length(name: str, value: object, *, minimum: int = 1) -> None:
+    """Raises unless `value` is a count of positions that int32 can number.
+
+    A longer one would leave what floats can hold wherever it is divided.
+    """
+    check_int(name, value, minimum=minimum)
+    if cast(int, value) > LONGEST:
+        raise ValueError(f"{name} must fit int32 positions, got {show(value)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

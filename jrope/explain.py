@@ -20,7 +20,7 @@ from jrope._hf_layers import (
 )
 from jrope._hf_mrope import axis_names
 from jrope._tables import FINE_ROWS
-from jrope.scalings import Default
+from jrope.scalings._base import geometric_inv_freq
 
 _FLOAT32 = 4
 
@@ -97,10 +97,11 @@ def explain(
     """
     made = config.frequencies
     inv_freq = made.inv_freq.astype(np.float64)
-    plain = dataclasses.replace(config, scaling=Default(), inv_freq=None)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         wavelengths = 2 * np.pi / inv_freq
-        divided_by = plain.frequencies.inv_freq.astype(np.float64) / inv_freq
+        # No config of its own: that would refuse a base which only its scaling mends.
+        plain = geometric_inv_freq(config.rope_theta, config.layout.rotary_dim)
+        divided_by = plain.astype(np.float64) / inv_freq
     axes = config.axis_of_frequency
     rows, width = config.max_position_embeddings, config.layout.rotary_dim
     two_level_rows = -(-rows // FINE_ROWS) + FINE_ROWS

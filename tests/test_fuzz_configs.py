@@ -6,8 +6,7 @@ import math
 import numpy as np
 import oracle
 import pytest
-from fuzzing import WAYS
-from hypothesis import given
+from fuzzing import REFUSED, WAYS, cases
 from hypothesis import strategies as st
 
 from jrope import (
@@ -15,6 +14,7 @@ from jrope import (
     config_from_hf,
     permute_pairing,
 )
+from jrope.explain import explain, to_text
 from jrope.scalings import SCALINGS, config_keys
 
 pytestmark = pytest.mark.fuzz
@@ -64,15 +64,12 @@ def configs(draw):
     }
 
 
-@given(configs())
+@cases(configs())
 def test_valid_configs_give_finite_frequencies(hf_config):
     config = config_from_hf(hf_config)
     assert config is not None
-    made = config.frequencies
-    inv_freq = made.inv_freq.astype(np.float64)
-    assert np.isfinite(inv_freq).all()
-    assert math.isfinite(made.attention_factor) and made.attention_factor > 0
-    assert math.isfinite(made.softmax_scale_factor) and made.softmax_scale_factor > 0
+    check_finite(config)
+    inv_freq = config.frequencies.inv_freq.astype(np.float64)
     if config.scaling.rope_type == "proportional":
         turning = int(
             hf_config["rope_scaling"]["partial_rotary_factor"] * len(inv_freq)
@@ -82,7 +79,19 @@ def test_valid_configs_give_finite_frequencies(hf_config):
     assert (inv_freq > 0).all()
 
 
-@given(configs())
+def check_finite(config):
+    """All that the config gives, and what `explain` says of it."""
+    made = config.frequencies
+    inv_freq = made.inv_freq.astype(np.float64)
+    assert np.isfinite(inv_freq).all() and (inv_freq >= 0).all()
+    for factor in (made.attention_factor, made.softmax_scale_factor):
+        assert np.isfinite(np.float32(factor)) and np.float32(factor) > 0
+    assert str(config.layout.rotary_dim) in to_text(explain(config))
+    longest = config.for_length(config.max_position_embeddings).frequencies
+    assert np.isfinite(longest.inv_freq.astype(np.float64)).all()
+
+
+@cases(configs())
 def test_valid_configs_turn_as_their_formulas_say(hf_config):
     config = config_from_hf(hf_config)
     assert config is not None
@@ -95,6 +104,8 @@ def test_valid_configs_turn_as_their_formulas_say(hf_config):
 
 ALIASES = {"rope_type": "type", "rope_scaling": "rope_parameters"}
 WRONG = ["x", [], {}, True, -1.0, 0, math.nan, math.inf]
+# Numbers, but no model's.
+HUGE = [2**31, 2**63, 1e38, 1e300, 10**400, 1e-300, 5e-324]
 
 
 @st.composite
@@ -115,23 +126,25 @@ def mutations(draw):
     elif how == "alias":
         place[ALIASES.get(key, key)] = place.pop(key)
     else:
-        place[key] = draw(st.sampled_from(WRONG))
+        place[key] = draw(st.sampled_from(WRONG + HUGE))
     return good, bad, key, how
 
 
-@given(mutations())
+@cases(mutations())
 def test_mutated_configs_are_read_alike_or_refused_by_name(mutation):
     good, bad, key, how = mutation
     try:
         made = config_from_hf(bad)
     except (ValueError, TypeError) as error:
         assert named(key, good, str(error)), f"{error!s} does not name {key!r}"
-        return
+        return REFUSED
     assert made is not None
+    check_finite(made)
     if how == "alias":
         assert made == config_from_hf(good)
     else:
         assert optional_or_valid(good, bad, key, how)
+    return None
 
 
 def named(key, good, message):
@@ -170,7 +183,7 @@ def test_every_type_is_drawn_with_all_its_keys(rope_type):
     assert set(config_keys(SCALINGS[rope_type])) <= lists | set(VALUES)
 
 
-@given(
+@cases(
     st.integers(1, 12).flatmap(
         lambda half: st.tuples(st.just(2 * half), st.integers(0, 5), st.integers(0, 5))
     ),

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from fuzzing import ROWS, on_device, seeds
-from hypothesis import given
+from fuzzing import ROWS, program_cases, seeds
 from hypothesis import strategies as st
 from test_fuzz_rows import AMPLITUDE, config_of, exact_rows, read
 
@@ -179,8 +178,9 @@ def rotated(program: Program) -> np.ndarray:
     return (feature >= offset) & (feature < offset + rotary_dim)
 
 
-@on_device
-@given(programs(["float32", "bfloat16", "float16", "float64"]), st.booleans(), seeds)
+@program_cases(
+    programs(["float32", "bfloat16", "float16", "float64"]), st.booleans(), seeds
+)
 def test_rotations_by_any_rows(program, inverse, seed):
     rng = np.random.default_rng(seed)
 
@@ -232,8 +232,7 @@ def some_positions(rng: np.random.Generator, rows: int, shape: tuple) -> np.ndar
     return chosen.astype(np.int32)
 
 
-@on_device
-@given(
+@program_cases(
     programs(["float32", "bfloat16", "float16"]),
     st.sampled_from([2, 300, 4096]),
     st.sampled_from([0, 0, 3]),
@@ -270,8 +269,7 @@ def test_rotations_by_positions(program, rows, axes, policy, seed):
         check(program, xs, outs, cos, sin, oracle.F32_EPS)
 
 
-@on_device
-@given(
+@program_cases(
     programs(["float32", "bfloat16", "float16"]), st.sampled_from([2, 300, 4096]), seeds
 )
 def test_moves_of_rotated_keys(program, rows, seed):

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from fuzzing import ROWS, WAYS, on_device, seeds, ways
-from hypothesis import given
+from fuzzing import ROWS, WAYS, cases, program_cases, refused, seeds, ways
 from hypothesis import strategies as st
 
 from jrope import (
@@ -108,8 +107,7 @@ def limit_of(program: Program) -> float:
     return two + (3 * oracle.F32_EPS * AMPLITUDE if program.dtype == "float32" else 0)
 
 
-@on_device
-@given(programs, seeds)
+@program_cases(programs, seeds)
 def test_positions_on_the_device(program, seed):
     rng = np.random.default_rng(seed)
     config, table = program.table()
@@ -134,8 +132,7 @@ def test_positions_on_the_device(program, seed):
     assert run._cache_size() == 1  # type: ignore[attr-defined]
 
 
-@on_device
-@given(
+@program_cases(
     st.lists(st.sampled_from([1, 2, 30, 64, 500]), min_size=1, max_size=4),
     st.sampled_from(["nan", "clip"]),
     seeds,
@@ -183,7 +180,7 @@ numbers = st.integers(-3, 43) | st.sampled_from(
 
 
 @pytest.mark.usefixtures("unchecked")
-@given(
+@cases(
     st.lists(numbers, min_size=3, max_size=3),
     st.sampled_from(KINDS),
     ways,
@@ -205,16 +202,12 @@ def test_positions_on_the_host(values, dtype, way, policy):
 
     kind = np.asarray(given).dtype
     if kind.kind not in "iu" and kind != np.float32:
-        with pytest.raises(TypeError, match=f"positions must be integers, got {kind}"):
-            run()
-        return
+        return refused(TypeError, f"positions must be integers, got {kind}", run)
     held = np.asarray(given).tolist()
     if kind.kind in "iu" and not all(-(2**31) <= value <= LARGEST for value in held):
-        with pytest.raises(ValueError, match="positions must fit int32"):
-            run()
-    elif policy == "nan" and max(held) >= 40:
-        with pytest.raises(ValueError, match="must be below the table's 40 rows"):
-            run()
-    else:
-        right = exact_rows(HOST, read(np.array(held), 40, policy))
-        np.testing.assert_allclose(run(), right, rtol=0, atol=4 * oracle.F32_EPS * 1.25)
+        return refused(ValueError, "positions must fit int32", run)
+    if policy == "nan" and max(held) >= 40:
+        return refused(ValueError, "must be below the table's 40 rows", run)
+    right = exact_rows(HOST, read(np.array(held), 40, policy))
+    np.testing.assert_allclose(run(), right, rtol=0, atol=4 * oracle.F32_EPS * 1.25)
+    return None

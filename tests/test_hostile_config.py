@@ -12,6 +12,7 @@ import pytest
 
 from jrope import config_from_hf, layers_from_hf, mrope_axes, vision_config_from_hf
 from jrope._show import show
+from jrope.explain import explain, to_text
 
 PLAIN = {
     "hidden_size": 64,
@@ -196,6 +197,87 @@ def test_numbers_that_are_none(key, value):
         return
     assert made is not None
     assert key == "rope_theta" and value in (2**63, 5e-324, 8)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 64,
+}
+LLAMA = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+# Each has lengths of its own, and divides by them.
+LENGTHS = [
+    ("original_max_position_embeddings", YARN),
+    ("original_max_position_embeddings", {**YARN, "rope_type": "deepseek_yarn"}),
+    ("original_max_position_embeddings", {**YARN, "rope_type": "telechat3-yarn"}),
+    ("original_max_position_embeddings", LONG),
+    ("original_max_position_embeddings", LLAMA),
+    ("max_trained_positions", {"rope_type": "dynamic", "factor": 2.0}),
+]
+
+
+@pytest.mark.parametrize("length", [2**31, 10**400], ids=["2^31", "10^400"])
+@pytest.mark.parametrize(
+    ("key", "rope"), LENGTHS, ids=[rope["rope_type"] for _, rope in LENGTHS]
+)
+def test_lengths_that_int32_cannot_number(key, rope, length):
+    own = {**PLAIN, "rope_scaling": {**rope, key: 64}}
+    assert config_from_hf(own) is not None
+    refused({**own, "max_position_embeddings": length}, match="max_position.*int32")
+    longer = {**PLAIN, "rope_scaling": {**rope, key: length}}
+    refused(longer, match=f"{key} must fit int32 positions")
+
+
+@pytest.mark.parametrize(
+    ("rope", "match"),
+    [
+        ({**YARN, "attention_factor": 5e-324}, "attention_factor must be a positive"),
+        ({**YARN, "attention_factor": 1e39}, "attention_factor must be a positive"),
+        (
+            {**YARN, "rope_type": "deepseek_yarn", "mscale_all_dim": 1e300},
+            "softmax_scale_factor must be a positive float32.*got inf",
+        ),
+        # Its lists are too long to show, and the key that is wrong must be named.
+        (
+            {**LONG, "short_mscale": 1e300, "long_mscale": 1.0},
+            "short_mscale must be a positive float32",
+        ),
+        ({**LONG, "long_mscale": 1e-300}, "long_mscale must be a positive float32"),
+    ],
+    ids=["attention 0", "attention inf", "softmax inf", "short", "long"],
+)
+def test_factors_that_float32_cannot_hold(rope, match):
+    refused({**PLAIN, "rope_scaling": rope}, match=match)
+
+
+@pytest.mark.parametrize("key", ["long_mscale", "long_factor"])
+def test_what_only_long_requests_need_is_checked_when_read(key):
+    wrong = {"long_mscale": 1e300, "long_factor": [2.0] * 7}[key]
+    match = {"long_mscale": "long_mscale must", "long_factor": "= 8 entries"}[key]
+    assert config_from_hf({**PLAIN, "rope_scaling": LONG}) is not None
+    refused({**PLAIN, "rope_scaling": {**LONG, key: wrong}}, match=match)
+
+
+def test_a_factor_beyond_all_tables_is_explained():
+    config = config_from_hf({**PLAIN, "rope_scaling": {**YARN, "factor": 1e308}})
+    assert config is not None
+    assert "max_position_embeddings=2147483647" in explain(config).warnings[0]
+
+
+def test_a_base_that_only_its_scaling_mends_is_explained():
+    rope = {"rope_type": "dynamic", "alpha": 3.0}
+    config = config_from_hf(
+        {**PLAIN, "head_dim": 44, "rope_theta": 5e-324, "rope_scaling": rope}
+    )
+    assert config is not None
+    assert to_text(explain(config))
 
 
 def test_counts_of_layers_are_bounded():

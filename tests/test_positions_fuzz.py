@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from fuzzing import CASES
-from hypothesis import given, settings
+from fuzzing import CASES, cases
 from hypothesis import strategies as st
 from positions_oracle import FAMILIES, Prompt, random_prompt
 
@@ -77,8 +76,12 @@ def test_a_clipped_prompt_has_the_positions_of_its_tokens(family):
 STEP = st.tuples(st.integers(0, 5), st.integers(0, 60), st.integers(0, 25))
 
 
-@settings(max_examples=30 if INTERPRETED else CASES)
-@given(st.lists(STEP, max_size=6), st.integers(0, 10_000), st.integers(0, 2))
+@cases(
+    st.lists(STEP, max_size=6),
+    st.integers(0, 10_000),
+    st.integers(0, 2),
+    count=30 if INTERPRETED else CASES,
+)
 def test_random_steps_of_random_batches(rows, seed, which):
     family = ("qwen2_5_vl", "hunyuan_vl", "qwen3_omni_moe")[which]
     model = model_of(family)

@@ -13,6 +13,9 @@ from jrope._show import show
 
 # In extended precision: np.pi is rounded to float64.
 TWO_PI = np.longdouble("6.28318530717958647692528676655900577")
+# Of float32, without those that have lost bits.
+_SMALLEST = float(np.finfo(np.float32).tiny)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,3 +195,25 @@ def check_optional_number(name: str, value: object, *, above: float = 0.0) -> No
     """`check_number` for a value that may be None."""
     if value is not None:
         check_number(name, value, above=above)
+
+
+def check_amplitude(name: str, value: float, source: str = "") -> None:
+    """Raises unless `value` can multiply float32 numbers and keep them.
+
+    Args:
+      name: of the factor, for the message.
+      value: to check.
+      source: what made it, for the message.
+    """
+    if not _SMALLEST <= value <= _LARGEST:
+        raise ValueError(
+            f"{name} must be a positive float32, neither 0 nor infinite nor "
+            f"subnormal, got {value}{source}"
+        )
+
+
+def check_optional_amplitude(name: str, value: float | None) -> None:
+    """`check_amplitude` for a number of a config, or None."""
+    if value is not None:
+        check_number(name, value)
+        check_amplitude(name, float(value))

@@ -5,7 +5,7 @@ from typing import Literal, Self, cast, get_args
 
 import numpy as np
 
-from jrope._layout import check_int
+from jrope._layout import check_length
 from jrope._show import show
 from jrope.scalings._base import (
     Frequencies,
@@ -99,7 +99,7 @@ class Dynamic(Scaling):
         check_optional_number("alpha", self.alpha)
         for name in ("max_trained_positions", "sequence_length"):
             if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), minimum=1)
+                check_length(name, getattr(self, name))
         if self.base_rule not in get_args(BaseRule):
             raise ValueError(
                 f"base_rule must be one of {get_args(BaseRule)}, got "

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jrope._layout import check_int
+from jrope._layout import check_length
 from jrope.scalings._base import (
     TWO_PI,
     Frequencies,
@@ -84,10 +84,8 @@ class Llama3(Scaling):
         check_number("llama3 scaling's factor", self.factor)
         check_number("low_freq_factor", self.low_freq_factor)
         check_number("high_freq_factor", self.high_freq_factor)
-        check_int(
-            "original_max_position_embeddings",
-            self.original_max_position_embeddings,
-            minimum=1,
+        check_length(
+            "original_max_position_embeddings", self.original_max_position_embeddings
         )
         if self.high_freq_factor < self.low_freq_factor:
             raise ValueError(

@@ -6,13 +6,14 @@ from typing import Literal, Self
 
 import numpy as np
 
-from jrope._layout import MAX_HEAD_DIM, check_int
+from jrope._layout import MAX_HEAD_DIM, check_length
 from jrope._show import show
 from jrope.scalings._base import (
     Frequencies,
     Geometry,
     Scaling,
     check_number,
+    check_optional_amplitude,
     check_optional_number,
     choice,
 )
@@ -97,9 +98,10 @@ class LongRope(Scaling):
             for i, divisor in enumerate(divisors):
                 check_number(f"{name}[{i}]", divisor)
         name = "original_max_position_embeddings"
-        check_int(name, self.original_max_position_embeddings, minimum=2)
-        for name in ("factor", "attention_factor", "short_mscale", "long_mscale"):
-            check_optional_number(name, getattr(self, name))
+        check_length(name, self.original_max_position_embeddings, minimum=2)
+        check_optional_number("factor", self.factor)
+        for name in ("attention_factor", "short_mscale", "long_mscale"):
+            check_optional_amplitude(name, getattr(self, name))
         if self.chosen not in ("short", "long"):
             raise ValueError(
                 f"chosen must be 'short' or 'long', got {show(self.chosen)}"

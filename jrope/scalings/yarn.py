@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from jrope._layout import check_int
+from jrope._layout import LONGEST, check_length
 from jrope._show import show
 from jrope.scalings._base import (
     TWO_PI,
@@ -14,6 +14,7 @@ from jrope.scalings._base import (
     Geometry,
     Scaling,
     check_number,
+    check_optional_amplitude,
     check_optional_number,
 )
 
@@ -114,12 +115,12 @@ class Yarn(Scaling):
         check_optional_number("yarn scaling's factor", self.factor)
         for name in ("beta_fast", "beta_slow"):
             check_number(name, getattr(self, name))
-        check_optional_number("attention_factor", self.attention_factor)
+        check_optional_amplitude("attention_factor", self.attention_factor)
         for name in ("mscale", "mscale_all_dim"):
             check_optional_number(name, getattr(self, name), above=-math.ulp(0.0))
         if self.original_max_position_embeddings is not None:
             name = "original_max_position_embeddings"
-            check_int(name, self.original_max_position_embeddings, minimum=1)
+            check_length(name, self.original_max_position_embeddings)
         if not isinstance(self.truncate, bool):
             raise TypeError(f"truncate must be a bool, got {show(self.truncate)}")
         if self.factor is None and self.original_max_position_embeddings is None:
@@ -161,7 +162,7 @@ class Yarn(Scaling):
                 "length?"
             )
         if factor * original > rows:
-            longest = math.floor(factor * original)
+            longest = math.floor(min(factor * original, LONGEST))
             found.append(
                 f"the scaling reaches {longest} positions, the table has {rows}: to "
                 f"serve longer contexts, give max_position_embeddings={longest}"
@@ -254,7 +255,7 @@ class DeepseekYarn(Yarn):
         made = super().frequencies(geometry)
         factor, _ = self._lengths(geometry.max_position_embeddings)
         mscale = yarn_mscale(factor, self.mscale_all_dim or 0.0)
-        return dataclasses.replace(made, softmax_scale_factor=mscale**2)
+        return dataclasses.replace(made, softmax_scale_factor=mscale * mscale)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
