@@ -358,5 +358,5 @@ def test_the_largest_operand_decides_for_all(tokens, is_small, monkeypatch):
     query = jax.ShapeDtypeStruct((tokens, 2, 16), jnp.float32)
     key = jax.ShapeDtypeStruct((tokens, 1, 16), jnp.float32)
     rotation = dataclasses.replace(rotation_of(query, 8, True), xs=(query, key))
-    form = "concat_held" if is_small else "swap"
+    form = "concat_held" if is_small else "swap_bits"
     assert {choose_form(rotation, x) for x in rotation.xs} == {form}
