@@ -53,9 +53,9 @@ class Choice:
         return known and max(sizes) <= cast(int, self.max_size)
 
 
-# One token of 32 heads; 16 of them, or 256 of a small model in training: a step costs
-# its dispatch and loop overheads, not its bytes; a thousand, whose temporaries still
-# lie in a cache. Between 16 and 64 tokens of float32 the forms for many begin to win.
+# One token of 32 heads of 128 features. 16 of them, or 256 of a small model: a step
+# costs its dispatch and loop overheads, not its bytes; at 64 the forms for many win. A
+# thousand, whose temporaries in 16 bits still lie in a cache.
 _ONE, _FEW, _SOME = 2**12, 2**16, 2**22
 _16_BITS = ("bfloat16", "float16")
 
@@ -79,7 +79,7 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
         ),
         Choice(since=(0, 12), partial=True, max_size=_FEW, form="swap_update"),
         Choice(since=(0, 12), partial=True, dtypes=_16_BITS, form="swap_update"),
-        # In bits: never slower, and at 8,192 tokens up to a tenth faster.
+        # In bits: at 8,192 tokens up to a tenth faster, at fewer within the noise.
         Choice(since=(0, 12), partial=False, form="swap_bits"),
         Choice(since=(0, 12), form="swap"),
         # JAX 0.11: of the joins only the stack fuses inside loops.
