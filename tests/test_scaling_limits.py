@@ -25,6 +25,8 @@ from jrope.scalings import (
 )
 
 TINY = math.ulp(0.0)
+# Factors multiply float32 numbers, which a subnormal one would rob of bits.
+LEAST, MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 LLAMA3 = Llama3(
     factor=8.0,
     low_freq_factor=1.0,
@@ -60,7 +62,9 @@ def geometry(*, rotary_dim=4, head_dim=None, rope_theta=1e4, rows=4096):
         (LLAMA3, "original_max_position_embeddings", 1, 0, "at least 1, got 0"),
         (YARN, "factor", TINY, 0.0, "yarn scaling's factor must be finite"),
         (YARN, "original_max_position_embeddings", 1, 0, "at least 1, got 0"),
-        (YARN, "attention_factor", TINY, 0.0, "attention_factor must be finite"),
+        (YARN, "attention_factor", LEAST, 0.0, "attention_factor must be finite"),
+        (YARN, "attention_factor", LEAST, 0.99 * LEAST, "be a positive float32"),
+        (YARN, "attention_factor", MOST, 1.01 * MOST, "be a positive float32"),
         (YARN, "mscale", 0.0, -TINY, "mscale must be finite and above -"),
         (YARN, "mscale_all_dim", 0.0, -TINY, "mscale_all_dim must be finite"),
         (YARN, "beta_fast", 1.0, 0.9999999, "are they swapped"),
@@ -70,8 +74,12 @@ def geometry(*, rotary_dim=4, head_dim=None, rope_theta=1e4, rows=4096):
         (LONG, "short_factor", (1.0,) * 32768, (1.0,) * 32769, "at most 32768 ent"),
         (LONG, "long_factor", (1.0, TINY), (1.0, 0.0), r"long_factor\[1\] must be fin"),
         (LONG, "factor", TINY, 0.0, "factor must be finite and above 0"),
-        (LONG, "short_mscale", TINY, 0.0, "short_mscale must be finite and above 0"),
-        (LONG, "long_mscale", TINY, 0.0, "long_mscale must be finite and above 0"),
+        (LONG, "short_mscale", LEAST, 0.0, "short_mscale must be finite and above 0"),
+        (LONG, "short_mscale", LEAST, 0.99 * LEAST, "be a positive float32"),
+        (LONG, "short_mscale", MOST, 1.01 * MOST, "be a positive float32"),
+        (LONG, "long_mscale", LEAST, 0.0, "long_mscale must be finite and above 0"),
+        (LONG, "long_mscale", LEAST, 0.99 * LEAST, "be a positive float32"),
+        (LONG, "long_mscale", MOST, 1.01 * MOST, "be a positive float32"),
         (LONG, "chosen", "long", "any", "chosen must be 'short' or 'long', got 'any'"),
         (DYNAMIC, "factor", 1, 0.9999999, "must be at least 1, got 0.9999999"),
         (DYNAMIC, "alpha", TINY, 0.0, "alpha must be finite and above 0"),
