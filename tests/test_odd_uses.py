@@ -288,7 +288,7 @@ def test_values_that_were_taken_in_silence(config, error, message):
             "be finite and ",
         ),
         (
-            {"scaling": Yarn(factor=2.0, mscale=1e300)},
+            {"scaling": Yarn(factor=2.0, mscale=1e300, mscale_all_dim=1.0)},
             ValueError,
             "a positive f",
         ),
