@@ -1,7 +1,7 @@
 """The page of benchmarks, made from the files in benchmarks/results.
 
 Every file gets a section. What a section says and how its table looks is a row of
-`SECTIONS`; a file without one is shown as it is, number by number. Over 400 lines, since
+`SECTIONS`; a file without one is shown as it is, number by number. Over 400 lines, as
 a third of them are that table.
 """
 
