@@ -319,6 +319,13 @@ def test_a_canvas_is_checked_as_well():
             plan(model, tokens, image_grid_thw=grids)
 
 
+def test_a_large_canvas_is_a_grid_like_a_small_one():
+    ids = [5, 151700, *[151655] * 400, 151701]
+    got = plan(spec("minicpmv4_7"), ids, image_grid_thw=[[80, 80]]).positions()
+    np.testing.assert_array_equal(got[1, 2:402], 1 + np.arange(400) // 20)
+    np.testing.assert_array_equal(got[2, 2:402], 1 + np.arange(400) % 20)
+
+
 def test_every_code_is_raised_by_a_kernel_or_a_check():
     assert all(CODES.values())
     error = PositionError("capacity", index=2, expected=3, got=4)

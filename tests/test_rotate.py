@@ -1,6 +1,7 @@
 """rotate: the bound of its error, its inverse, its shapes and its refusals."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jrope import (
     config_from_hf,
     lookup,
     rotate,
+    rotate_one,
 )
 from jrope._routes import routes_for
 from jrope.scalings import Default, Frequencies
@@ -84,6 +86,37 @@ def test_within_the_bound_at_any_offset(route, dtype, is_neox_style, offset):
         max_position_embeddings=4096,
     )
     assert_rotation(config, dtype, route)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_neox_style", [True, False], ids=["neox", "gptj"])
+@pytest.mark.parametrize("offset", [0, 5, 16])
+def test_the_definition_is_within_the_bound(dtype, is_neox_style, offset):
+    config = RopeConfig(head_dim=16, rope_theta=1e4, max_position_embeddings=64)
+    cos, sin = setup(config)
+    x = heads((9, 3, 32), dtype)
+    style = {"is_neox_style": is_neox_style}
+    out = rotate_one(x, cos, sin, rotary_offset=offset, **style)
+    exact = oracle.rotate(np.asarray(x), cos, sin, offset=offset, **style)
+    limit = oracle.bound(np.asarray(x), cos, sin, dtype=dtype, offset=offset, **style)
+    oracle.assert_within(out, exact, limit)
+
+
+@pytest.mark.parametrize(
+    ("half", "dtype", "rounded"),
+    [
+        (7, "float32", True),
+        (8, "float32", False),
+        (15, "float16", True),
+        (16, "float16", False),
+    ],
+)
+def test_wide_heads_do_not_pay_for_the_care_of_narrow_ones(half, dtype, rounded):
+    row = jnp.ones((1, half))
+    program = jax.make_jaxpr(functools.partial(rotate_one, is_neox_style=False))
+    equations = program(heads((1, 1, 2 * half), dtype), row, row).jaxpr.eqns
+    products = sum(equation.primitive.name == "mul" for equation in equations)
+    assert (products > 4) is rounded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
