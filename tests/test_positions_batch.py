@@ -84,10 +84,10 @@ REFUSED = [
     ("slot", "entry 1: expected a slot of 0 to 1, got 2", ([0, 2], [0, 0], [1, 1])),
     ("slot", "got -1;", ([-1], [0], [1])),
     ("slot", "entry 0: .* got slot 1, which is empty", ([1], [0], [1])),
-    ("input", "got -3", ([0], [-3], [1])),
-    ("input", "got -1", ([0], [0], [-1])),
-    ("input", "expected 1, got 2", ([0], [0, 0], [1])),
-    ("input", "expected 1, got 3", ([0], [0], [1, 1, 1])),
+    ("input", "entry 0: expected computed of at least 0, got -3", ([0], [-3], [1])),
+    ("input", "entry 0: expected scheduled of at least 0, got -1", ([0], [0], [-1])),
+    ("input", "of computed as of slots, 1, got 2", ([0], [0, 0], [1])),
+    ("input", "of scheduled as of slots, 1, got 3", ([0], [0], [1, 1, 1])),
     ("input", "shape \\[1, 1, 1\\]", ([[[0]]], [0], [1])),
     ("capacity", "expected 66, got 67", ([0], [0], [67])),
     ("position_beyond_table", "expected 99, got 100", ([0], [100], [7])),
@@ -198,7 +198,7 @@ def test_a_step_array_for_a_smaller_program():
     assert made.shape == (3, 4)
     np.testing.assert_array_equal(made, batch.buffer[:, :4])
     for columns in (1, 65):
-        with pytest.raises(PositionError, match=f"2 to 64 columns, got {columns}"):
+        with pytest.raises(PositionError, match=f"and at most 64, .*got {columns}"):
             batch.step_array(columns)
 
 

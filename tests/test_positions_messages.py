@@ -186,13 +186,25 @@ def test_plans_that_a_batch_does_not_take():
 @pytest.mark.parametrize(
     ("slots", "computed", "scheduled", "message"),
     [
-        ([1, 0], [0, -1], [1, 1], "input entry 1: expected 0, got -1"),
-        ([1, 0], [0, 0], [1, -2], "input entry 1: expected 0, got -2"),
+        (
+            *([1, 0], [0, -1], [1, 1]),
+            "input entry 1: expected computed of at least 0, got -1",
+        ),
+        (
+            *([1, 0], [0, 0], [1, -2]),
+            "input entry 1: expected scheduled of at least 0, got -2",
+        ),
         ([1, 0], [0, 0], [4, 3], "capacity: expected 6, got 7"),
         ([1, 0], [9, 10], [1, 1], "position_beyond_table entry 1: expected 9, got 10"),
         ([1, 0], [3, 8], [1, 3], "position_beyond_table entry 1: expected 9, got 10"),
-        ([1, 0], [3, 3, 3], [1, 1], "input: expected 2, got 3"),
-        ([1, 0], [3, 3], [1], "input: expected 2, got 1"),
+        (
+            *([1, 0], [3, 3, 3], [1, 1]),
+            "input: expected as many entries of computed as of slots, 2, got 3",
+        ),
+        (
+            *([1, 0], [3, 3], [1]),
+            "input: expected as many entries of scheduled as of slots, 2, got 1",
+        ),
     ],
 )
 def test_steps(slots, computed, scheduled, message):
@@ -210,7 +222,8 @@ def test_columns_of_a_step():
     for columns in (4, 7):
         refused(
             lambda columns=columns: made.step_array(columns),
-            f"capacity: expected 5 to 6 columns, got {columns}",
+            "capacity: expected at least 5 columns, the step's tokens, and at most 6, "
+            f"the buffer's, got {columns}",
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jrope.positions._errors import SLOT, PositionError, from_kernel
+from jrope.positions._errors import INPUT, SLOT, PositionError, from_kernel
 from jrope.positions._inputs import as_size, as_vector, check_spec
 from jrope.positions._plan import PositionPlan
 from jrope.positions._scan import POSITION_LIMIT
@@ -174,6 +174,8 @@ class BatchPositions:
             entry, expected, got = self._numbers[[ENTRY, EXPECTED, GOT]].tolist()
             if tokens == SLOT:
                 self._refuse_slot(int(entry), slots)
+            if tokens == INPUT:
+                _refuse_counts(int(entry), slots, computed, scheduled)
             raise from_kernel(tokens, 0, entry, expected, got, -1)
         return self.buffer[:, :tokens]
 
@@ -198,7 +200,12 @@ class BatchPositions:
         tokens = int(self._numbers[WRITTEN])
         if not tokens <= columns <= self.capacity:
             raise PositionError(
-                "capacity", expected=f"{tokens} to {self.capacity} columns", got=columns
+                "capacity",
+                expected=(
+                    f"at least {tokens} columns, the step's tokens, and at most "
+                    f"{self.capacity}, the buffer's"
+                ),
+                got=columns,
             )
         held = self.buffer[:, :columns]
         return (held[0] if self.spec.axes == 1 else held).copy()
@@ -293,6 +300,29 @@ class BatchPositions:
                     else "was its request removed before, or never added?"
                 ),
             )
+
+
+def _refuse_counts(
+    entry: int, slots: ArrayLike, computed: ArrayLike, scheduled: ArrayLike
+) -> NoReturn:
+    """Raises for counts of a step that are negative, or not one for each slot."""
+    requests = len(np.asarray(slots))
+    name, counts = next(
+        (name, counts)
+        for name, given in (("computed", computed), ("scheduled", scheduled))
+        for counts in [np.asarray(given)]
+        if (len(counts) != requests if entry < 0 else counts[entry] < 0)
+    )
+    if entry < 0:
+        expected = f"as many entries of {name} as of slots, {requests}"
+        raise PositionError("input", expected=expected, got=len(counts))
+    raise PositionError(
+        "input",
+        index=entry,
+        expected=f"{name} of at least 0",
+        got=int(counts[entry]),
+        hint="a number of tokens is not negative",
+    )
 
 
 def _aligned(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
