@@ -55,7 +55,7 @@ def test_the_numbers_of_families():
     assert f"knows {len(families)} families under {len(names)} names" in page
     assert f"[{len(families)} families]" in readme
     untested = families - {path.stem for path in FOLDER.glob("*.npz")}
-    said = page.partition("test 19 of them; ")[2].partition(" are GLM")[0]
+    said = page.partition("test 19 of them; ")[2].partition(" are Qwen2.5-VL")[0]
     assert set(re.findall(r"`(\w+)`", said)) == untested
     assert len(families) - len(untested) == 19
 

@@ -19,9 +19,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.peers
 
-MODELS = json.loads(
-    (Path(__file__).parent / "golden" / "model_configs.json").read_text()
-)["models"]
+GOLDEN = Path(__file__).parent / "golden"
+MODELS = json.loads((GOLDEN / "model_configs.json").read_text())["models"]
 ROWS = [
     pytest.param(model, expected["layer_type"], id=f"{model['model']}:{i}")
     for model in MODELS
@@ -116,3 +115,22 @@ def test_rows(model, layer_type):
     units = {"llama3": 7, "longrope": 5}.get(config.scaling.rope_type, 4)
     limit = amplitude * angles * units * 2.0**-24 + ulp
     assert (np.abs(made.astype(float) - right) <= limit).all()
+
+
+def _holds(config, known, path=""):
+    for key, value in known.items():
+        if isinstance(value, dict):
+            _holds(config[key], value, f"{path}{key}.")
+        else:
+            assert config[key] == value, f"{path}{key}"
+
+
+CLASSES = json.loads((GOLDEN / "position_configs.json").read_text())
+del CLASSES["about"]
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_the_config_classes_hold_what_positions_read(name):
+    if name not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {name}")
+    _holds(transformers.CONFIG_MAPPING[name]().to_dict(), CLASSES[name])

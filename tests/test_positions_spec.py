@@ -1,6 +1,9 @@
 """Specs from names and configs, and positions of plain RoPE from ragged shapes."""
 
+import dataclasses
+import json
 import types
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +29,94 @@ def test_an_unknown_family_names_the_known_ones():
 @pytest.mark.parametrize("name", sorted(ALIASES))
 def test_aliases(name):
     assert spec(name) == FAMILIES[ALIASES[name]]
+
+
+DEFAULTS = json.loads(
+    (Path(__file__).parent / "golden/position_configs.json").read_text()
+)
+del DEFAULTS["about"]
+# What the released files name otherwise than the config classes.
+_OMNI = {
+    "audio_token_id": 151675,
+    "audio_start_token_id": 151669,
+    "tokens_per_second": 13.0,
+    "image_rate": 13.0,
+}
+RELEASED = {
+    "qwen2_5_vl": {"tokens_per_second": 2.0},
+    "exaone4_5": {"tokens_per_second": 2.0},
+    "qwen3_omni_moe": _OMNI,
+    "qwen3_omni_moe_thinker": _OMNI,
+}
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_ids_and_sizes_are_those_of_the_config_classes(name):
+    by_class = spec(name, DEFAULTS[name])
+    assert spec(name) == dataclasses.replace(by_class, **RELEASED.get(name, {}))
+
+
+@pytest.mark.parametrize("name", ["opencua", "qwen2_5_vl"])
+def test_keys_that_are_null_name_nothing(name):
+    rate = {"tokens_per_second": None, "spatial_merge_size": None}
+    config = {"image_token_id": None, "thinker_config": None, "vision_config": rate}
+    assert spec(name, config) == spec(name, {})
+    assert spec(name, {"vision_config": None}) == spec(name, {})
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "error", "message"),
+    [
+        ("qwen2_vl", {"image_token_id": "7"}, TypeError, "image_token_id must be an i"),
+        ("qwen2_vl", {"image_token_id": True}, TypeError, "must be an int, got True"),
+        ("qwen2_vl", {"image_token_id": 7.5}, TypeError, "must be an int, got 7.5"),
+        ("qwen2_vl", {"video_token_id": 10**400}, ValueError, "an int of 1329 bits"),
+        ("qwen2_vl", {"vision_config": 3}, TypeError, "vision_config must be a mappi"),
+        (
+            *("qwen2_5_vl", {"vision_config": {"tokens_per_second": "2"}}),
+            *(TypeError, "tokens_per_second must be a number, got '2'"),
+        ),
+        (
+            *("qwen2_5_vl", {"vision_config": {"tokens_per_second": 0}}),
+            *(ValueError, "tokens_per_second must be positive and less than"),
+        ),
+        (
+            *("qwen2_5_omni", {"thinker_config": "x"}),
+            *(TypeError, "thinker_config must be a mapping, got 'x'"),
+        ),
+        (
+            *("qwen2_5_omni", {"position_id_per_seconds": float("nan")}),
+            *(ValueError, "position_id_per_seconds must be positive"),
+        ),
+        (
+            *("qwen2_5_omni", {"seconds_per_chunk": [2]}),
+            *(TypeError, r"seconds_per_chunk must be a number, got \[2\]"),
+        ),
+        (
+            *("qwen2_5_omni", {"seconds_per_chunk": 0.01}),
+            *(ValueError, "audio_chunk must be an int of at least 1 .*got 0"),
+        ),
+        (
+            *("qwen2_5_omni", {"seconds_per_chunk": 2**30}),
+            *(ValueError, "audio_chunk .* fits into int32"),
+        ),
+        (
+            *("hunyuan_vl", {"rope_scaling": {"xdrope_section": 4}}),
+            *(TypeError, "xdrope_section must be a list, got 4"),
+        ),
+        (
+            *("hunyuan_vl", {"text_config": []}),
+            *(TypeError, r"text_config must be a mapping, got \[\]"),
+        ),
+        (
+            *("minicpmv4_7", {"image_start_id": 1, "newline_id": 2}),
+            *(ValueError, "without image_end_id, slice_start_id, slice_end_id"),
+        ),
+    ],
+)
+def test_configs_that_do_not_hold(family, config, error, message):
+    with pytest.raises(error, match=message):
+        spec(family, config)
 
 
 CONFIGS = [
@@ -97,18 +188,53 @@ def test_a_canvas_from_a_config():
 
 
 @pytest.mark.parametrize(
-    "wrong,message",
+    ("wrong", "message"),
     [
         ({"axes": 0}, "axes must be an int of at least 1"),
+        ({"audio_chunk": 0}, "audio_chunk must be an int of at least 1"),
         ({"layout": "grid"}, "layout must be one of"),
         ({"tokens_per_second": float("nan")}, "tokens_per_second must be positive"),
+        ({"image_rate": float("inf")}, "image_rate must be positive"),
+        ({"default_seconds": -1.0}, "default_seconds must be at least 0"),
         ({"row_t": 3}, "must be below axes=3"),
-        ({"image_token_id": 2**31}, "image_token_id must fit into int32"),
+        ({"row_index": 3}, "must be below axes=3"),
+        ({"row_h": -1}, "row_h must be an int of at least 0"),
+        ({"row_index": -2}, "row_index must be an int of at least -1"),
+        ({"image_token_id": 2**31}, "image_token_id .* fits into int32"),
+        ({"canvas": (1, 2, 3, 4)}, "canvas must be the ids of <image>"),
+        ({"canvas": [1, 2, 3, 4, 5]}, "canvas must be the ids of <image>"),
     ],
 )
 def test_specs_that_do_not_hold(wrong, message):
     with pytest.raises(ValueError, match=message):
         PositionSpec(family="mine", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"axes": True}, "axes must be an int, got True"),
+        ({"spatial_merge_size": 2.0}, "spatial_merge_size must be an int, got 2.0"),
+        ({"video_token_id": None}, "video_token_id must be an int, got None"),
+        ({"fractional": 1}, "fractional must be a bool, got 1"),
+        ({"tokens_per_second": "2"}, "tokens_per_second must be a number, got '2'"),
+        ({"image_rate": True}, "image_rate must be a number, got True"),
+        ({"default_seconds": "1"}, "default_seconds must be a number, got '1'"),
+        ({"row_w": 1.5}, "row_w must be an int, got 1.5"),
+        ({"canvas": (1, 2, 3, 4, "5")}, "canvas must be an int, got '5'"),
+    ],
+)
+def test_specs_of_other_types(wrong, message):
+    with pytest.raises(TypeError, match=message):
+        PositionSpec(family="mine", **wrong)
+
+
+def test_the_limits_of_a_spec():
+    made = PositionSpec(
+        family="mine", axes=4, row_t=3, row_index=-1, default_seconds=0.0, audio_chunk=1
+    )
+    assert made.shape_code == 4
+    assert PositionSpec(family="mine", image_token_id=2**31 - 1).fractional is False
 
 
 def test_indptr_and_back():

@@ -102,6 +102,15 @@ def test_the_definition_is_within_the_bound(dtype, is_neox_style, offset):
     oracle.assert_within(out, exact, limit)
 
 
+@pytest.mark.parametrize("is_neox_style", [True, False], ids=["neox", "gptj"])
+def test_the_definition_of_no_tokens(is_neox_style):
+    row = jnp.zeros((0, 4))
+    out = rotate_one(
+        heads((0, 3, 32)), row, row, is_neox_style=is_neox_style, rotary_offset=5
+    )
+    assert out.shape == (0, 3, 32)
+
+
 @pytest.mark.parametrize(
     ("half", "dtype", "rounded"),
     [

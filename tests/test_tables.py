@@ -81,6 +81,10 @@ def test_refusals(fields, error, message):
         config(**fields)
 
 
+def test_the_last_position_of_int32_has_a_row():
+    assert config(max_position_embeddings=2**31 - 1).longest_request == 2**31 - 1
+
+
 @pytest.mark.parametrize("kind", ["flat", "two_level"])
 def test_rows_past_the_longest_request_are_nan(kind):
     # LongRoPE's short list and dynamic NTK without a length are for short requests.

@@ -1,6 +1,7 @@
 """The families: one row each. A new one is a row, or a flag that a kernel learns.
 
-Ids and sizes are those of the released models; a config overrides them.
+Ids and sizes are those of the released models, or else of transformers' config classes
+(tests/golden/position_configs.json); a config overrides them.
 
 Sources: the families' `get_rope_index` in transformers 5.24.0; vLLM 0.33.0's
 `get_mrope_input_positions` for keye, keye_vl1_5, openpangu_vl, isaac and qwen3_asr.
@@ -17,6 +18,13 @@ _QWEN2_VL = PositionSpec(
     vision_start_token_id=151652,
     vision_end_token_id=151653,
     hf5_differs=True,
+)
+_QWEN2_5_VL = dataclasses.replace(
+    _QWEN2_VL,
+    family="qwen2_5_vl",
+    time="rate_times_seconds",
+    tokens_per_second=2.0,
+    default_seconds=1.0,
 )
 # Time is text between the frames: every frame is a grid of its own.
 _QWEN3_VL = dataclasses.replace(
@@ -59,14 +67,27 @@ _HUNYUAN_VL = PositionSpec(
 _ROWS = (
     PositionSpec(family="text", axes=1, row_h=0, row_w=0),
     _QWEN2_VL,
+    _QWEN2_5_VL,
     dataclasses.replace(
-        _QWEN2_VL,
-        family="qwen2_5_vl",
-        time="rate_times_seconds",
-        tokens_per_second=2.0,
-        default_seconds=1.0,
+        _QWEN2_5_VL, family="exaone4_5", image_token_id=67, video_token_id=68
     ),
     _QWEN3_VL,
+    dataclasses.replace(
+        _QWEN3_VL,
+        family="cosmos3_edge",
+        image_token_id=19,
+        video_token_id=18,
+        vision_start_token_id=20,
+        vision_end_token_id=21,
+    ),
+    dataclasses.replace(
+        _QWEN3_VL,
+        family="cohere_compass",
+        image_token_id=255031,
+        video_token_id=255032,
+        vision_start_token_id=255028,
+        vision_end_token_id=255029,
+    ),
     dataclasses.replace(
         _QWEN3_VL,
         family="qwen3_5",
@@ -165,14 +186,12 @@ _ROWS = (
 
 FAMILIES: dict[str, PositionSpec] = {row.family: row for row in _ROWS}
 
-# Other names of the same rule: sizes of a family, and models that took it over.
+# Other names of the same rule and ids: sizes of a family, and models that took it over.
+# OpenCUA's own ids stand in its config only.
 ALIASES: dict[str, str] = {
-    "exaone4_5": "qwen2_5_vl",
     "opencua": "qwen2_5_vl",
     "qwen3_vl_moe": "qwen3_vl",
     "cosmos3_omni": "qwen3_vl",
-    "cosmos3_edge": "qwen3_vl",
-    "cohere_compass": "qwen3_vl",
     "qwen3_5_moe": "qwen3_5",
     "qwen4_exp": "qwen3_5",
     "qwen2_5_omni_thinker": "qwen2_5_omni",

@@ -2,13 +2,21 @@
 
 import dataclasses
 import functools
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
+from jrope._show import show
 from jrope.positions import _rule as rules
+from jrope.positions._checks import (
+    check_canvas,
+    check_flag,
+    check_rate,
+    check_seconds,
+    check_token,
+    check_whole,
+)
 from jrope.positions._errors import PositionError
 from jrope.positions._rule import NO_TOKEN
 
@@ -64,7 +72,7 @@ class PositionSpec:
       shape_code: rows that positions must have, negative where they are fractional.
 
     Raises:
-      ValueError: if a size, a name or an id is none.
+      TypeError, ValueError: if a size, a rate, a name or an id is none.
 
     >>> import dataclasses
     >>> mine = dataclasses.replace(spec("qwen2_vl"), family="mine", image_token_id=5)
@@ -109,27 +117,18 @@ class PositionSpec:
 
     def __post_init__(self) -> None:
         """Checks sizes and names where they are made."""
-        for name in ("axes", "spatial_merge_size", "temporal_merge_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+        for name, check in _CHECKS.items():
+            check(name, getattr(self, name))
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"{name} must be one of {', '.join(allowed)}, got "
-                    f"{getattr(self, name)!r}"
+                    f"{show(getattr(self, name))}"
                 )
-        if not (math.isfinite(self.tokens_per_second) and self.tokens_per_second > 0):
-            raise ValueError(
-                f"tokens_per_second must be positive, got {self.tokens_per_second}"
-            )
         if max(self.row_t, self.row_h, self.row_w, self.row_index) >= self.axes:
             raise ValueError(
                 f"rows of t, h, w and index must be below axes={self.axes}"
             )
-        for name in _IDS:
-            if not NO_TOKEN <= getattr(self, name) < 2**31:
-                raise ValueError(f"{name} must fit into int32")
         object.__setattr__(self, "rule", self._made_rule())
         code = -self.axes if self.fractional else self.axes
         object.__setattr__(self, "shape_code", code)
@@ -205,6 +204,20 @@ _NAMED_PLACES = {
 }
 _CHOICES = dict(_NAMED_PLACES.values())
 _IDS = tuple(name for name in _PLACES.values() if name.endswith("_token_id"))
+_SIZES = ("axes", "spatial_merge_size", "temporal_merge_size", "audio_chunk")
+_FLAGS = ("extra_column", "decodes_images", "fractional", "hf5_differs")
+_CHECKS: dict[str, Callable[[str, Any], None]] = {
+    **dict.fromkeys(_SIZES, functools.partial(check_whole, least=1)),
+    **dict.fromkeys(_IDS, check_token),
+    **dict.fromkeys(_FLAGS, check_flag),
+    **dict.fromkeys(("tokens_per_second", "image_rate"), check_rate),
+    "default_seconds": check_seconds,
+    "canvas": check_canvas,
+    **dict.fromkeys(
+        ("row_t", "row_h", "row_w"), functools.partial(check_whole, least=0)
+    ),
+    "row_index": functools.partial(check_whole, least=-1),
+}
 
 
 def spec(
