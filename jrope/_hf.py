@@ -146,9 +146,11 @@ def read(
         name = _name_of_nested(outer.get("model_type"))
     if not isinstance(name, str | None):
         raise TypeError(f"model_type must be a string, got {show(name)}")
-    model = MODEL_TYPES.get(name) if name is not None else ModelType()
+    model = MODEL_TYPES.get(name) if name is not None else None
     if model is None:
-        _check_unknown(name, config, is_neox_style)
+        _check_whole_head(name, config)
+        if name is not None:
+            _check_unknown(name, config, is_neox_style)
         model = ModelType()
     return {**model.defaults, **config}, model
 
@@ -273,14 +275,22 @@ def _rope_type(rope: Config, model: ModelType) -> str:
     return model.rope_types.get(found, found)
 
 
-def _check_unknown(name: object, config: Config, is_neox_style: bool | None) -> None:
-    """Raises unless a model type that is not in the table leaves nothing to guess."""
+def _check_whole_head(name: str | None, config: Config) -> None:
+    """Raises if a config of no known type names a part of the head."""
     if config.get("qk_rope_head_dim") is not None:
         raise ValueError(
             f"qk_rope_head_dim names a part of the head that rotates, but jrope does "
-            f"not know how model_type {show(name)} uses it; is it another type's new "
-            f"name?"
+            f"not know how model_type {show(name)} uses it; "
+            + (
+                "was model_type left out?"
+                if name is None
+                else "is it another type's new name? Then give that as model_type"
+            )
         )
+
+
+def _check_unknown(name: str, config: Config, is_neox_style: bool | None) -> None:
+    """Raises unless a model type that is not in the table leaves nothing to guess."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     told = any(key in config for key in (*_SHARE_KEYS, *_WIDTH_KEYS))
     missing = []

@@ -97,9 +97,16 @@ def test_rows_past_the_longest_request_are_nan(kind):
     for scaling in (long, dynamic):
         made = config(scaling=scaling)
         assert made.longest_request == 2048
+        last = made.max_position_embeddings - 1
+        for out_of_range in ("nan", "clip"):
+            rope = RotaryEmbedding(made, table=kind, out_of_range=out_of_range)
+            for dtype in ("int32", "float32"):
+                cos, _ = rope.rows(jnp.array([2047, 2048, last, last + 1], dtype))
+                assert np.isfinite(cos[0]).all() and np.isnan(cos[1:]).all()
         rope = RotaryEmbedding(made, table=kind)
-        cos, _ = rope.rows(jnp.array([2047, 2048]))
-        assert np.isfinite(cos[0]).all() and np.isnan(cos[1]).all()
+        for dtype in ("int32", "float32"):
+            with pytest.raises(ValueError, match="below the table's 2048 rows, got 204"):
+                rope.rows(np.array([2048], dtype))
         whole = RotaryEmbedding(made.for_length(4100), table=kind)
         assert np.isfinite(whole.rows(jnp.array([4099]))[0]).all()
 

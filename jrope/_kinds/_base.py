@@ -30,7 +30,7 @@ class Table(Protocol):
 
     @property
     def max_position_embeddings(self) -> int:
-        """P: one more than the largest position, of any table inside."""
+        """One more than the largest position that has a row, of any table inside."""
         ...
 
     def rows(

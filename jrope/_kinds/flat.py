@@ -19,9 +19,12 @@ class FlatTable:
 
     Args:
       cos_sin_cache: float32 [P, R], cos then sin.
+      longest_request: where rows of NaN begin, less than P if the config is of short
+        requests only; None stands for P.
     """
 
     cos_sin_cache: Float32[Array, "P R"]
+    longest_request: int | None = None
 
     has_waves: ClassVar[bool] = True
 
@@ -43,13 +46,12 @@ class FlatTable:
     @classmethod
     def wrap(cls, config: RopeConfig, array: Array) -> Self:
         """The table around its array."""
-        del config
-        return cls(cos_sin_cache=array)
+        return cls(cos_sin_cache=array, longest_request=config.longest_request)
 
     @property
     def max_position_embeddings(self) -> int:
-        """P."""
-        return self.cos_sin_cache.shape[0]
+        """P, or the longest request."""
+        return self.longest_request or self.cos_sin_cache.shape[0]
 
     def rows(
         self, indices: Array, row_offset: Array | None, out_of_range: OutOfRange

@@ -25,7 +25,9 @@ class TwoLevelTable:
     Args:
       cos_sin_cache: float32 [ceil(P / 1024) + 1024, R]: the coarse rows, then the fine
         ones, which alone carry the attention factor.
-      max_position_embeddings: P.
+      max_position_embeddings: P, or the longest request.
+      only_short_requests: whether longer ones read NaN under "clip" as well, as they do
+        of a flat table.
 
     >>> from jrope import lookup
     >>> config = RopeConfig(head_dim=64, rope_theta=1e6, max_position_embeddings=2**20)
@@ -37,6 +39,7 @@ class TwoLevelTable:
 
     cos_sin_cache: Float32[Array, "rows R"]
     max_position_embeddings: int
+    only_short_requests: bool = False
 
     has_waves: ClassVar[bool] = True
 
@@ -58,7 +61,13 @@ class TwoLevelTable:
     @classmethod
     def wrap(cls, config: RopeConfig, array: Array) -> Self:
         """The table around its array."""
-        return cls(cos_sin_cache=array, max_position_embeddings=config.longest_request)
+        return cls(
+            cos_sin_cache=array,
+            max_position_embeddings=config.longest_request,
+            only_short_requests=(
+                config.longest_request < config.max_position_embeddings
+            ),
+        )
 
     @classmethod
     def from_config(cls, config: RopeConfig) -> Self:
@@ -75,6 +84,8 @@ class TwoLevelTable:
         indices = jnp.minimum(indices, last)
         coarse_rows = jnp.int32(table.shape[0] - FINE_ROWS)
         coarse, fine = indices // jnp.int32(FINE_ROWS), indices % jnp.int32(FINE_ROWS)
+        if self.only_short_requests:
+            out_of_range = "nan"
         if out_of_range == "nan":
             coarse = jnp.where(past, jnp.int32(table.shape[0]), coarse)
         return add_angles(
