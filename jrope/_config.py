@@ -211,8 +211,8 @@ class RopeConfig:
     def longest_request(self) -> int:
         """The longest request that this config is for, in positions: P, or less.
 
-        Less where the scaling depends on the length: see `for_length`. Positions past it
-        have rows of NaN, whatever `out_of_range` says of positions past P.
+        Less where the scaling depends on the length: see `for_length`. Positions past
+        it have rows of NaN, whatever `out_of_range` says of positions past P.
         """
         return self.scaling.longest_request(self.max_position_embeddings)
 

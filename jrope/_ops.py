@@ -8,21 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.sharding import AxisType
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
-from jrope._gather import OutOfRange, check_array, device_positions
+from jrope._gather import OutOfRange, device_positions
 from jrope._kinds import TABLE_KINDS, Table, TableName, as_table
 from jrope._layout import RotaryLayout
 from jrope._names import named
+from jrope._operands import as_heads, check_heads, check_rows
 from jrope._primitive import bind_rope
 from jrope._products import squared_size
 from jrope._rotate import check_layout, lookup
 from jrope._routes import route_names
-
-_HEAD_DTYPES = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
 
 
 @overload
@@ -102,12 +100,12 @@ def _rotate_named(
 ) -> list[Array]:
     """`rotate` of operands by the names that errors and policies know them by."""
     check_layout(layout)
-    _check_rows(cos, sin, layout)
+    check_rows(cos, sin, layout)
     check_implementation(implementation)
+    for name, x in given.items():
+        check_heads(name, x)
     first = next(iter(given))
-    heads = [
-        _as_heads(name, x, cos, layout, name == first) for name, x in given.items()
-    ]
+    heads = [as_heads(name, x, cos, layout, name == first) for name, x in given.items()]
     if inverse:
         wide = any(x.dtype == jnp.float64 for x in heads)
         cos, sin = _inverse_rows(cos, sin, jnp.float64 if wide else jnp.float32)
@@ -322,78 +320,4 @@ def check_implementation(implementation: str | None) -> None:
         raise ValueError(
             f"implementation must be None or one of {route_names()}, got "
             f"{implementation!r}"
-        )
-
-
-def _check_rows(cos: Array, sin: Array, layout: RotaryLayout) -> None:
-    for name, row in (("cos", cos), ("sin", sin)):
-        check_array(name, row)
-        if row.dtype != jnp.float32:
-            raise TypeError(
-                f"{name} must be float32, got {row.dtype}; rows are not cast to the "
-                f"model's dtype, the rotation casts its result"
-            )
-    half = layout.rotary_dim // 2
-    if cos.shape != sin.shape or cos.ndim < 2 or cos.shape[-1] != half:
-        raise ValueError(
-            f"cos and sin must both be [*B, T, R/2] with R/2 = {half}, got shapes "
-            f"{cos.shape} and {sin.shape}"
-        )
-
-
-def _as_heads(
-    name: str, x: Array, cos: Array, layout: RotaryLayout, is_first: bool
-) -> Array:
-    """`x` as [*B, T, N, H]: flattened heads are told by their rank."""
-    check_array(name, x)
-    if x.dtype not in _HEAD_DTYPES:
-        raise TypeError(
-            f"{name} must be one of {[str(dtype) for dtype in _HEAD_DTYPES]}, got "
-            f"{x.dtype}; the order of arguments is positions, query, key"
-        )
-    leading = cos.shape[:-1]
-    if x.ndim == cos.ndim:
-        if x.shape[-1] % layout.head_dim:
-            raise ValueError(
-                f"{name} with flattened heads must be [*B, T, N * H] with H = "
-                f"{layout.head_dim}, got shape {x.shape}; heads that are not flattened "
-                f"have one axis more than positions, whose shape is {leading}"
-            )
-        heads = x.shape[-1] // layout.head_dim
-        if is_first and heads == 1 and leading != x.shape[:-1]:
-            raise ValueError(
-                f"{name} must be [*B, T, N, H] or, flattened, have the leading axes of "
-                f"positions, which are {leading}, got shape {x.shape}: with one head "
-                f"and a shared axis the two cannot be told apart"
-            )
-        x = x.reshape(*x.shape[:-1], heads, layout.head_dim)
-    if x.ndim != cos.ndim + 1:
-        raise ValueError(
-            f"{name} must be [*B, T, N, H] for positions [*B, T], which are {leading}, "
-            f"got shape {x.shape}; positions that a batch shares need an axis of "
-            f"length 1: positions[None]"
-        )
-    if x.shape[-1] != layout.head_dim:
-        raise ValueError(
-            f"{name} must be [*B, T, N, H] with H = {layout.head_dim}, got shape "
-            f"{x.shape}"
-        )
-    if any(row not in (1, own) for row, own in zip(leading, x.shape, strict=False)):
-        raise ValueError(
-            f"{name} must be [*B, T, N, H] for positions [*B, T], which are {leading} "
-            f"(1 is shared), got shape {x.shape}; are heads and tokens swapped?"
-        )
-    _check_features_whole(name, x)
-    return x
-
-
-def _check_features_whole(name: str, x: Array) -> None:
-    """Raises if a mesh with explicit axes splits the features of a head."""
-    sharding = jax.typeof(x).sharding
-    if sharding.mesh.empty or sharding.spec[-1] is None:
-        return
-    if AxisType.Explicit in sharding.mesh.axis_types:
-        raise ValueError(
-            f"{name}'s features must not be split over a mesh, got sharding "
-            f"{sharding.spec}; shard heads or tokens, whose pairs stay together"
         )

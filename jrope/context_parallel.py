@@ -6,6 +6,7 @@ positions is built on the host. Shapes are static.
 
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -48,7 +49,8 @@ def context_parallel_positions(
 
     Raises:
       TypeError: if the rank or the ids are not integers.
-      ValueError: if the length does not split, or shapes do not fit.
+      ValueError: if the length does not split, shapes do not fit, or a rank on the host
+        is none of the group.
 
     >>> context_parallel_positions(8, 1, 2).tolist()
     [4, 5, 6, 7]
@@ -61,6 +63,8 @@ def context_parallel_positions(
     own = device_positions(rank, name="rank")
     if own.ndim:
         raise ValueError(f"rank must be a scalar, got shape {own.shape}")
+    if not isinstance(rank, jax.Array) and not 0 <= int(np.asarray(rank)) < size:
+        raise ValueError(f"rank must be from 0 to {size - 1}, got {rank}")
     if segment_ids is not None and cu_seqlens is not None:
         raise ValueError(
             "segment_ids and cu_seqlens say the same: give one of them, got both"

@@ -1,8 +1,9 @@
 """Positions of plain RoPE built in the graph: the forms of `jrope.positions`, traced.
 
 Shapes are static: a step of any mix of requests runs the program compiled once. Values
-cannot be checked inside a program: an `indptr` that does not ascend from 0 gives
-positions without meaning. The host's functions of the same names check.
+on the device cannot be checked inside a program: an `indptr` there that does not ascend
+from 0 gives positions without meaning, and a batch that is too long is cut. Values that
+lie on the host are checked, as those of the host's functions of the same names.
 """
 
 import jax
@@ -32,7 +33,8 @@ def positions_from_indptr(
       int32 [size].
 
     Raises:
-      TypeError, ValueError: if the shapes do not fit, or `size` is no static int.
+      TypeError, ValueError: if the shapes do not fit, `size` is no static int, or an
+        `indptr` on the host does not ascend from 0 to at most `size`.
 
     >>> positions_from_indptr(jnp.array([0, 1, 5, 10]), jnp.array([4, 6, 3]), size=12
     ...     ).tolist()
@@ -44,6 +46,7 @@ def positions_from_indptr(
             f"value inside jit?"
         )
     starts, first = _indptr(indptr), device_positions(offsets, name="offsets")
+    _check_ascending("indptr", indptr, size)
     requests = starts.shape[0] - 1
     if first.shape != (requests,):
         raise ValueError(
@@ -174,7 +177,8 @@ def positions_from_cu_seqlens(
       int32 [*B, size].
 
     Raises:
-      ValueError: if a row is empty.
+      ValueError: if a row is empty, or one on the host does not ascend from 0 to at
+        most `size`.
 
     >>> positions_from_cu_seqlens(jnp.array([[0, 3, 5], [0, 2, 2]]), size=6).tolist()
     [[0, 1, 2, 0, 1, -1], [0, 1, -1, -1, -1, -1]]
@@ -185,6 +189,7 @@ def positions_from_cu_seqlens(
             f"cu_seqlens must be [*B, documents + 1], got shape {starts.shape}; the "
             f"first entry is 0"
         )
+    _check_ascending("cu_seqlens", cu_seqlens, size)
 
     def row(starts: Array) -> Array:
         return positions_from_indptr(starts, jnp.zeros_like(starts[1:]), size=size)
@@ -202,6 +207,20 @@ def _indptr(indptr: ArrayLike) -> Int32[Array, " n"]:
             f"is 0"
         )
     return starts
+
+
+def _check_ascending(name: str, given: ArrayLike, size: int) -> None:
+    """Raises for offsets on the host that are none."""
+    if isinstance(given, jax.Array):
+        return
+    known = np.asarray(given)
+    if (known[..., 0] != 0).any() or (np.diff(known.astype(np.int64)) < 0).any():
+        raise ValueError(f"{name} must ascend from 0, got {known.tolist()}")
+    if (known[..., -1] > size).any():
+        raise ValueError(
+            f"{name} must end at {size} or before, the number of tokens, got "
+            f"{known[..., -1].max()}"
+        )
 
 
 def _request_of_token(starts: Array, size: int) -> Int32[Array, " size"]:

@@ -133,6 +133,8 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
         ((8, 0, 2, "ring"), {}, ValueError, "scheme must be one of .* got 'ring'"),
         ((8, [0], 2), {}, ValueError, r"rank must be a scalar, got shape \(1,\)"),
         ((8, 0.5, 2), {}, TypeError, "rank must be integers, got float"),
+        ((8, 2, 2), {}, ValueError, "rank must be from 0 to 1, got 2"),
+        ((8, np.int32(-1), 2), {}, ValueError, "rank must be from 0 to 1, got -1"),
         (
             (8, 0, 2),
             {"segment_ids": [1] * 4},

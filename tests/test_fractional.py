@@ -160,6 +160,8 @@ def test_swapped_arguments_are_told(unchecked):
     query = jnp.ones((4, 2, 8), jnp.float32)
     with pytest.raises(TypeError, match="got int32; the order of arguments is posit"):
         apply_rope(query, jnp.arange(4), None, table_of(plain), layout=plain.layout)
+    with pytest.raises(TypeError, match="got int32; the order of arguments is posit"):
+        apply_rope(query, query, jnp.arange(4), table_of(plain), layout=plain.layout)
 
 
 @pytest.mark.parametrize("position", [0.0, -0.0, 0.5, 3.0])

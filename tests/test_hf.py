@@ -207,7 +207,9 @@ def test_published_configs_that_leave_sizes_out():
 def test_rotated_parts_of_unknown_models_are_refused():
     config = {**V4, "model_type": "nosuch", "qk_rope_head_dim": 64}
     config["partial_rotary_factor"] = 1.0
-    with pytest.raises(ValueError, match="names a part of the head.*'nosuch'.*new name"):
+    with pytest.raises(
+        ValueError, match="names a part of the head.*'nosuch'.*new name"
+    ):
         config_from_hf(config, is_neox_style=False)
     del config["model_type"]
     with pytest.raises(ValueError, match="model_type None .* model_type left out"):

@@ -162,11 +162,12 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("advance", ["max", "hf5"])
 @pytest.mark.parametrize("code,message,change", BAD)
-def test_what_is_refused(code, message, change):
+def test_what_is_refused(code, message, change, advance):
     arguments: dict[str, Any] = {"input_ids": IDS, "image_grid_thw": GRIDS, **change}
     with pytest.raises(PositionError, match=message) as caught:
-        plan(QWEN, **arguments)
+        plan(QWEN, **arguments, advance=advance)
     assert caught.value.code == code
 
 
@@ -207,6 +208,19 @@ def test_seconds_that_are_refused(code, seconds):
             video_grid_thw=[[2, 4, 4]],
             second_per_grid_ts=seconds,
         )
+
+
+def test_whole_positions_stay_whole_where_float32_does_not():
+    # The second frame lies at 2^24 + 2, the largest position.
+    grids, far = [[2, 4, 4]], 2**24
+    made = plan(
+        spec("qwen2_5_vl"),
+        VIDEO,
+        video_grid_thw=grids,
+        second_per_grid_ts=[far / 2],
+    )
+    assert made.positions()[0].tolist() == [0, 1, *[2] * 4, *[far + 2] * 4, far + 3]
+    assert made.delta == far + 4 - len(VIDEO)
 
 
 def test_seconds_for_some_videos_only():

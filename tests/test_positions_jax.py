@@ -56,9 +56,9 @@ def test_one_program_for_every_mix_of_requests():
     assert "while" not in text and "dynamic_slice" not in text
 
 
-def test_a_batch_that_is_too_long_is_cut_at_the_end():
+def test_a_batch_on_the_device_that_is_too_long_is_cut_at_the_end():
     made = positions_jax.positions_from_indptr(
-        np.array([0, 2, 9]), np.array([5, 0]), size=4
+        jnp.array([0, 2, 9]), np.array([5, 0]), size=4
     )
     assert made.tolist() == [5, 6, 0, 1]
     _, holds = positions_jax.offsets_from_positions(np.array([0, 2, 9]), made)
@@ -111,11 +111,31 @@ def test_masks_and_segments_against_the_host(shape):
         (([[0, 1]], [1]), ValueError, r"\[requests \+ 1\], got shape \(1, 2\)"),
         (([0.0, 1.0], [1]), TypeError, "indptr must be integers, got float64"),
         (([0, 1], [2**40]), ValueError, "offsets must fit int32"),
+        (([1, 2], [0]), ValueError, r"indptr must ascend from 0, got \[1, 2\]"),
+        (([0, 3, 2], [0, 0]), ValueError, r"indptr must ascend from 0, got \[0, 3, 2"),
+        (([0, 2, 5], [0, 0]), ValueError, "indptr must end at 4 or before.* got 5"),
     ],
 )
 def test_refused(unchecked, call, error, message):
     with pytest.raises(error, match=message):
         positions_jax.positions_from_indptr(*map(np.array, call), size=4)
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        (
+            [[0, 3], [1, 3]],
+            r"cu_seqlens must ascend from 0, got \[\[0, 3\], \[1, 3\]\]",
+        ),
+        ([[0, 2, 1]], "cu_seqlens must ascend from 0"),
+        ([[0, 3], [0, 5]], "cu_seqlens must end at 4 or before, .* got 5"),
+        (np.array([0, 3, 2], np.uint32), "cu_seqlens must ascend from 0"),
+    ],
+)
+def test_packed_rows_that_are_refused(starts, message):
+    with pytest.raises(ValueError, match=message):
+        positions_jax.positions_from_cu_seqlens(starts, size=4)
 
 
 @pytest.mark.parametrize(

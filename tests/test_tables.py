@@ -105,7 +105,9 @@ def test_rows_past_the_longest_request_are_nan(kind):
                 assert np.isfinite(cos[0]).all() and np.isnan(cos[1:]).all()
         rope = RotaryEmbedding(made, table=kind)
         for dtype in ("int32", "float32"):
-            with pytest.raises(ValueError, match="below the table's 2048 rows, got 204"):
+            with pytest.raises(
+                ValueError, match="below the table's 2048 rows, got 204"
+            ):
                 rope.rows(np.array([2048], dtype))
         whole = RotaryEmbedding(made.for_length(4100), table=kind)
         assert np.isfinite(whole.rows(jnp.array([4099]))[0]).all()
