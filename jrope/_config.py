@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-import math
+import sys
+from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -160,7 +161,13 @@ class RopeConfig:
                 f"inv_freq must have rotary_dim // 2 = {count} entries, got "
                 f"{len(self.inv_freq)}"
             )
-        if not all(math.isfinite(value) and value >= 0 for value in self.inv_freq):
+        for value in self.inv_freq:
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(
+                    f"inv_freq must be a tuple of floats, got {show(value)} in it; use "
+                    f"tuple(array.tolist())"
+                )
+        if not all(0 <= value <= sys.float_info.max for value in self.inv_freq):
             raise ValueError("inv_freq must be finite and not negative")
 
     def for_length(self, total_length: int) -> "RopeConfig":

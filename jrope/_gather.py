@@ -48,6 +48,10 @@ def check_table(table: Array) -> None:
             f"the cos/sin table must be [P, R], got shape {table.shape}; was it "
             f"stacked by vmap?"
         )
+    if not table.shape[0]:
+        raise ValueError(
+            f"the cos/sin table must have a row for position 0, got shape {table.shape}"
+        )
 
 
 def device_positions(

@@ -38,6 +38,15 @@ def check_length(name: str, value: object, *, minimum: int = 1) -> None:
         raise ValueError(f"{name} must fit int32 positions, got {show(value)}")
 
 
+def check_layout(layout: object) -> None:
+    """Raises unless `layout` is a RotaryLayout."""
+    if not isinstance(layout, RotaryLayout):
+        raise TypeError(
+            f"layout must be a RotaryLayout, got {type(layout).__name__}; of a "
+            f"RopeConfig it is config.layout"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RotaryLayout:
     """Pairing and placement of a rotation within a head.

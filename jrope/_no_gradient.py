@@ -41,7 +41,9 @@ def _refuse(primals: Any, tangents: Any) -> NoReturn:
         "the cos/sin table must not be differentiated: it is data, not a parameter, "
         "and has no gradient; was the whole model or all its variables passed to "
         "jax.grad? Differentiate the parameters (nnx.grad does) and leave RotaryCache, "
-        "in linen the collection rope_cache, out"
+        "in linen the collection rope_cache, out. Where the table has to be an "
+        "argument of what is differentiated (jax.export with vjp_order), pass it "
+        "through jax.lax.stop_gradient"
     )
 
 

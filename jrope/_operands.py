@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import AxisType
 from jaxtyping import Array
 
@@ -35,6 +36,15 @@ def check_heads(name: str, x: Array) -> None:
         raise TypeError(
             f"{name} must be one of {[str(dtype) for dtype in _HEAD_DTYPES]}, got "
             f"{x.dtype}; the order of arguments is positions, query, key"
+        )
+
+
+def check_donated(query: object, key: object) -> None:
+    """Raises for one array that is to be donated twice; inside jit none is donated."""
+    if query is key and not isinstance(query, Tracer | None):
+        raise ValueError(
+            "query and key must be two arrays to be donated, got one twice; donate a "
+            "copy, or use the form that keeps what it is given"
         )
 
 

@@ -14,12 +14,12 @@ from jaxtyping import Array, Float, Float32
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, device_positions
 from jrope._kinds import TABLE_KINDS, Table, TableName, as_table
-from jrope._layout import RotaryLayout
+from jrope._layout import RotaryLayout, check_layout
 from jrope._names import named
 from jrope._operands import as_heads, check_heads, check_rows
 from jrope._primitive import bind_rope
 from jrope._products import squared_size
-from jrope._rotate import check_layout, lookup
+from jrope._rotate import lookup
 from jrope._routes import route_names
 
 
@@ -250,12 +250,19 @@ def rerope(
 
 def check_shifts(shifts: ArrayLike, kind: Table, *, layout: RotaryLayout) -> Array:
     """Signed shifts as int32, checked against the table where they lie on the host."""
+    check_layout(layout)
     if layout.position_axes is not None:
         raise ValueError("rerope moves along one axis; this layout has several")
+    signed = device_positions(shifts, name="shifts")
     if not isinstance(shifts, jax.Array):
-        far = np.abs(np.asarray(shifts, np.int64))
-        device_positions(far, rows=kind.max_position_embeddings, name="shifts")
-    return device_positions(shifts, name="shifts")
+        host, rows = np.asarray(shifts, np.int64), kind.max_position_embeddings
+        far = host[np.abs(host) >= rows]
+        if far.size:
+            raise ValueError(
+                f"shifts must be of magnitude below the table's {rows} rows, got "
+                f"{far[0]}; a shift is the new position minus the old one"
+            )
+    return signed
 
 
 def shift_rows(

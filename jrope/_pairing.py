@@ -4,7 +4,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
-from jrope._layout import RotaryLayout
+from jrope._layout import RotaryLayout, check_layout
 from jrope._show import show
 
 Pairing = Literal["neox", "gptj"]
@@ -39,18 +39,25 @@ def permute_pairing(
       The reordered array, of the same kind.
 
     Raises:
+      TypeError: if the layout is none.
       ValueError: if the axis does not hold whole heads, or a pairing is unknown.
 
     >>> layout = RotaryLayout(head_dim=4, rotary_dim=4)
     >>> permute_pairing(np.arange(4), layout=layout, from_="neox", to="gptj").tolist()
     [0, 2, 1, 3]
     """
+    check_layout(layout)
     for name, pairing in (("from_", from_), ("to", to)):
         if pairing not in get_args(Pairing):
             raise ValueError(
                 f"{name} must be one of {get_args(Pairing)}, got {show(pairing)}"
             )
     array: Any = weights
+    if not -array.ndim <= axis < array.ndim:
+        raise ValueError(
+            f"axis must be one of the array's {array.ndim}, got {axis} for shape "
+            f"{array.shape}"
+        )
     length = array.shape[axis]
     if length % layout.head_dim:
         raise ValueError(

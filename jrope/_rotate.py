@@ -15,7 +15,7 @@ from jrope._gather import (
     device_positions,
 )
 from jrope._kinds import Table, as_table
-from jrope._layout import RotaryLayout
+from jrope._layout import RotaryLayout, check_layout
 from jrope._products import complex_product, rounds_products
 
 
@@ -97,15 +97,6 @@ def lookup(
     )
     half = layout.rotary_dim // 2
     return rows[..., :half], rows[..., half:]
-
-
-def check_layout(layout: object) -> None:
-    """Raises unless `layout` is a RotaryLayout."""
-    if not isinstance(layout, RotaryLayout):
-        raise TypeError(
-            f"layout must be a RotaryLayout, got {type(layout).__name__}; of a "
-            f"RopeConfig it is config.layout"
-        )
 
 
 def _check_waves(kind: Table) -> None:

@@ -20,12 +20,14 @@ from collections.abc import Callable
 from typing import ParamSpec
 
 import jax
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
 from jrope._gather import check_array, check_table, device_positions
 from jrope._layout import RotaryLayout
+from jrope._operands import check_donated
 from jrope._ops import rotate
 from jrope._phases import phase_rows
 from jrope._rotate import lookup
@@ -279,8 +281,30 @@ def apply_rope_with_cos_sin_cache(
     return rotate(query, key, cos, sin, layout=layout)
 
 
-@functools.lru_cache(maxsize=256)
 def _config(
+    head_dim: int,
+    rotary_dim: int | None,
+    interleave: bool,
+    rope_theta: float | int,
+    scaling: Scaling,
+) -> RopeConfig:
+    _check_static("rotary_dim", rotary_dim)
+    _check_static("interleave", interleave)
+    _check_static("rope_theta", rope_theta)
+    return _config_of(head_dim, rotary_dim, interleave, rope_theta, scaling)
+
+
+def _check_static(name: str, value: object) -> None:
+    """Raises for an array where the program is made by the value."""
+    if isinstance(value, jax.Array | np.ndarray):
+        raise TypeError(
+            f"{name} must be a Python number, known when the program is made, got "
+            f"{type(value).__name__}; of an array it is array.item()"
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _config_of(
     head_dim: int,
     rotary_dim: int | None,
     interleave: bool,
@@ -328,6 +352,9 @@ def _in_place(function: Callable[_P, Pair]) -> Callable[_P, Pair]:
         given = signature.bind(*args, **kwargs).arguments
         for name in donated:
             check_array(name, given[name])
+        check_donated(*(given[name] for name in donated))
+        for name in given.keys() - traced:
+            _check_static(name, given[name])
         # Before jit, which would cut wide integers to 32 bits and see no host values.
         for name in filter(_PLACES.__contains__, names):
             bound = {}

@@ -19,9 +19,8 @@ from jaxtyping import Array
 
 from jrope._axes import AXIS_ORDERS, mrope_axes
 from jrope._gather import OutOfRange
-from jrope._layout import RotaryLayout, check_int
+from jrope._layout import RotaryLayout, check_int, check_layout
 from jrope._ops import apply_rope
-from jrope._rotate import check_layout
 from jrope._routes import ROUTES, Rotation, Route, keys_of, routes_for
 from jrope._routes._platforms import (
     ALIASES,

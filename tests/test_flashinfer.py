@@ -10,7 +10,7 @@ import numpy as np
 import oracle
 import pytest
 
-from jrope import RopeConfig, compute_cos_sin_cache, flashinfer
+from jrope import RopeConfig, compute_cos_sin_cache, flashinfer, vllm
 
 INDPTR = np.array([0, 3, 3, 8], np.int32)
 OFFSETS = np.array([0, 9, 131_000], np.int32)
@@ -186,3 +186,22 @@ def test_a_cache_that_does_not_fit(unchecked, suffix):
         rotate(np.arange(9) % 8, q, k, 96, table)
     turned, _ = rotate(jnp.asarray(POSITIONS), q, k, 64, table)
     assert np.isfinite(turned).all()  # On the device, the last row.
+
+
+@pytest.mark.parametrize("form", ["apply_rope_pos_ids", "apply_rope_pos_ids_inplace"])
+@pytest.mark.parametrize("name", ["rope_theta", "rotary_dim", "interleave"])
+def test_arrays_where_the_program_is_made_by_the_value(unchecked, form, name):
+    call = getattr(flashinfer, form)
+    with pytest.raises(TypeError, match=f"{name} must be a Python number, .*array.it"):
+        call(*heads(), POSITIONS, **{name: jnp.float32(4)})
+
+
+def test_one_array_is_not_donated_twice():
+    x, table = heads()[0], jnp.ones((16, 64))
+    message = "query and key must be two arrays to be donated, got one twice"
+    with pytest.raises(ValueError, match=message):
+        flashinfer.apply_rope_pos_ids_inplace(x, x, POSITIONS)
+    with pytest.raises(ValueError, match=message):
+        vllm.rotary_embedding(np.zeros(9, int), x, x, 64, table, True)
+    inside = jax.jit(lambda x: flashinfer.apply_rope_pos_ids_inplace(x, x, POSITIONS))
+    np.testing.assert_array_equal(*inside(x))

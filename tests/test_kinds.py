@@ -1,7 +1,7 @@
 """Table kinds: rows of a million positions, of many tables, of chunks and of FoPE."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -185,9 +185,15 @@ def test_refused_stacks():
         stack_tables([CONFIG, other])
     with pytest.raises(ValueError, match="must have equal layouts, got"):
         stack_tables([])
-    table = stack_tables([CONFIG])
+    with pytest.raises(TypeError, match="configs must be RopeConfigs, got int in it"):
+        stack_tables([CONFIG, cast(RopeConfig, 1)])
+    table = stack_tables(iter([CONFIG]))
     with pytest.raises(ValueError, match=r"row_offset must say .* \(0,\), got None"):
         lookup(table, jnp.arange(3), layout=CONFIG.layout)
+    for shape in ((2,), (2, 1), (1, 3), (3, 1)):
+        offset = jnp.zeros(shape, jnp.int32)
+        with pytest.raises(ValueError, match="row_offset must broadcast to positions"):
+            lookup(table, jnp.arange(3), layout=CONFIG.layout, row_offset=offset)
     flat = jnp.asarray(compute_cos_sin_cache(CONFIG))
     with pytest.raises(ValueError, match="row_offset must be None for a single table"):
         lookup(flat, jnp.arange(3), layout=CONFIG.layout, row_offset=jnp.zeros(3, int))

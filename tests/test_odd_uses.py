@@ -1,6 +1,7 @@
 """Uses that once gave wrong numbers or another library's error, by kind."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import oracle
 import pytest
 from flax import nnx
+from jax import lax
 from jax.sharding import AxisType
 
 from jrope import (
@@ -18,6 +20,7 @@ from jrope import (
     config_from_hf,
     layers_from_hf,
     lookup,
+    permute_pairing,
     query_temperature,
     rerope,
     rotate,
@@ -191,13 +194,40 @@ def test_inverse_of_float64_heads_and_of_tiny_amplitudes():
 
 
 def test_shifts_too_far_to_move_a_key():
-    with pytest.raises(ValueError, match="shifts must be below the table's 4096 rows"):
+    with pytest.raises(
+        ValueError, match="below the table's 4096 rows, got -4096; a sh"
+    ):
         rerope(QUERY, np.full((1, 300), -4096), TABLE, layout=LAYOUT)
+    rerope(QUERY, np.full((1, 300), -4095), TABLE, layout=LAYOUT)
     far = jnp.full((1, 300), -(2**31), jnp.int32)
     assert np.isnan(rerope(QUERY, far, TABLE, layout=LAYOUT)).all()
     several = dataclasses.replace(LAYOUT, axis_of_frequency=(0, 1) * 16)
     with pytest.raises(ValueError, match="along one axis; this layout has several"):
         rerope(QUERY, far, TABLE, layout=several)
+
+
+def test_a_config_is_no_layout(unchecked):
+    message = "must be a RotaryLayout, got RopeConfig; of a RopeConfig it is config.lay"
+    wrong: dict[str, Any] = {"layout": CONFIG}
+    with pytest.raises(TypeError, match=message):
+        rerope(QUERY, POSITIONS, TABLE, **wrong)
+    with pytest.raises(TypeError, match=message):
+        permute_pairing(np.ones(64), **wrong, from_="neox", to="gptj")
+
+
+def test_a_table_without_rows(unchecked):
+    with pytest.raises(ValueError, match=r"a row for position 0, got shape \(0, 64\)"):
+        lookup(TABLE[:0], POSITIONS, layout=LAYOUT)
+
+
+def test_a_table_as_an_argument_of_what_is_differentiated():
+    def total(query, table):
+        return apply_rope(POSITIONS, query, None, table, layout=LAYOUT)[0].sum()
+
+    with pytest.raises(TypeError, match="pass it through jax.lax.stop_gradient"):
+        jax.grad(total, argnums=1)(QUERY, TABLE)
+    grad = jax.grad(lambda query, table: total(query, lax.stop_gradient(table)), (0, 1))
+    assert not grad(QUERY, TABLE)[1].any()
 
 
 def test_one_flattened_head_and_a_shared_axis_are_ambiguous():

@@ -61,6 +61,16 @@ def test_jax_arrays_stay_jax_arrays():
     np.testing.assert_array_equal(moved, [0, 1, 4, 2, 5, 3, 6, 7])
 
 
+def test_an_axis_that_the_array_does_not_have():
+    for axis in (1, -2):
+        with pytest.raises(
+            ValueError, match=f"one of the array's 1, got {axis} for sh"
+        ):
+            permute_pairing(
+                np.ones(8), layout=CONFIG.layout, from_="neox", to="gptj", axis=axis
+            )
+
+
 def test_refusals():
     kwargs = {"layout": CONFIG.layout, "from_": "neox", "to": "gptj"}
     with pytest.raises(ValueError, match="whole heads of 8 features, got length 12"):

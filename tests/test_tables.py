@@ -74,6 +74,15 @@ def test_a_checkpoints_own_frequencies_win():
         ({"inv_freq": (1.0,) * 31}, ValueError, "rotary_dim // 2 = 32 entries, got 31"),
         ({"inv_freq": (math.nan,) * 32}, ValueError, "finite and not negative"),
         ({"inv_freq": (-1.0,) * 32}, ValueError, "finite and not negative"),
+        ({"inv_freq": (10**400,) * 32}, ValueError, "finite and not negative"),
+        ({"inv_freq": ("1",) * 32}, TypeError, "inv_freq must be .*got '1' in it"),
+        ({"inv_freq": (None,) * 32}, TypeError, "inv_freq must be .*got None in it"),
+        ({"inv_freq": (1j,) * 32}, TypeError, "inv_freq must be .*got 1j in it"),
+        ({"inv_freq": (True,) * 32}, TypeError, "inv_freq must be .*got True in it"),
+        (
+            {"inv_freq": tuple(jnp.ones(32))},
+            *(TypeError, r"got Array\(1., dtype=float32\) in it; use tuple"),
+        ),
     ],
 )
 def test_refusals(fields, error, message):

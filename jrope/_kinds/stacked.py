@@ -1,7 +1,7 @@
 """Several tables in one array, chosen token by token."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -63,6 +63,14 @@ class StackedTable:
                 f"row_offset must say which of the stacked tables each token reads, "
                 f"one of {self.starts}, got None"
             )
+        axes = zip(row_offset.shape[::-1], indices.shape[::-1], strict=False)
+        if row_offset.ndim > indices.ndim or any(
+            own not in (1, whole) for own, whole in axes
+        ):
+            raise ValueError(
+                f"row_offset must broadcast to positions, which are {indices.shape}, "
+                f"got shape {row_offset.shape}"
+            )
         length = jnp.zeros_like(row_offset)
         for start, rows in zip(self.starts, self.lengths, strict=True):
             length = jnp.where(row_offset == start, jnp.int32(rows), length)
@@ -75,7 +83,7 @@ class StackedTable:
         return gather_rows(self.cos_sin_cache, indices, "nan")
 
 
-def stack_tables(configs: Sequence[RopeConfig]) -> StackedTable:
+def stack_tables(configs: Iterable[RopeConfig]) -> StackedTable:
     """One table of several configs, for `lookup(..., row_offset=...)`.
 
     Args:
@@ -85,12 +93,19 @@ def stack_tables(configs: Sequence[RopeConfig]) -> StackedTable:
       The table; its `starts[i]` is the `row_offset` of `configs[i]`.
 
     Raises:
+      TypeError: if one is no RopeConfig.
       ValueError: if there is no config, or layouts differ.
 
     >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=4)
     >>> stack_tables([config, dataclasses.replace(config, rope_theta=1e6)]).starts
     (0, 4)
     """
+    configs = tuple(configs)
+    for config in configs:
+        if not isinstance(config, RopeConfig):
+            raise TypeError(
+                f"configs must be RopeConfigs, got {type(config).__name__} in it"
+            )
     if not configs or any(config.layout != configs[0].layout for config in configs):
         raise ValueError(
             f"stacked tables must have equal layouts, got "

@@ -11,8 +11,8 @@ from jaxtyping import Array
 from jrope._fractional import is_fractional
 from jrope._gather import OutOfRange, check_out_of_range, check_table, device_positions
 from jrope._kinds import FlatTable, Table, as_table
-from jrope._layout import RotaryLayout
-from jrope._rotate import check_layout, lookup
+from jrope._layout import RotaryLayout, check_layout
+from jrope._rotate import lookup
 
 Rows = tuple[Array, Array]
 

@@ -15,6 +15,7 @@ from jrope._gather import check_table, device_positions
 from jrope._hf import config_from_hf
 from jrope._kinds import TableName
 from jrope._layout import RotaryLayout
+from jrope._operands import check_donated
 from jrope._ops import rotate
 from jrope._rotate import lookup
 from jrope._shell import on_all_axes
@@ -271,8 +272,15 @@ def _layout(
     )
 
 
-@functools.partial(jax.jit, donate_argnums=(0, 1), static_argnums=4)
 def _donating_rotate(
+    query: Array, key: Array | None, cos: Array, sin: Array, layout: RotaryLayout
+) -> tuple[Array, Array | None]:
+    check_donated(query, key)
+    return _jitted_rotate(query, key, cos, sin, layout)
+
+
+@functools.partial(jax.jit, donate_argnums=(0, 1), static_argnums=4)
+def _jitted_rotate(
     query: Array, key: Array | None, cos: Array, sin: Array, layout: RotaryLayout
 ) -> tuple[Array, Array | None]:
     return rotate(query, key, cos, sin, layout=layout)
