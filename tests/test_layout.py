@@ -1,6 +1,7 @@
 """RotaryLayout: what it accepts, what it refuses and how it says so."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,12 @@ def test_layouts_are_values():
     assert one == two
     assert hash(one) == hash(two)
     assert one != RotaryLayout(head_dim=64, rotary_dim=32, is_neox_style=False)
+
+
+def test_widths_are_given_by_name():
+    widths: Any = (64, 64)
+    with pytest.raises(TypeError, match="positional argument"):
+        RotaryLayout(*widths)
 
 
 def test_axes():

@@ -89,6 +89,11 @@ def test_refused_positions(positions, error, message):
             ValueError,
             "R = rotary_dim = 8, got rows of 6; was it built for",
         ),
+        (
+            jnp.tile(TABLE, 2),
+            ValueError,
+            "R = rotary_dim = 8, got rows of 16; was it built for",
+        ),
         (HOST_TABLE, TypeError, "must be a jax.Array, got ndarray; move it to the dev"),
     ],
 )

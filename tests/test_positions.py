@@ -15,6 +15,7 @@ from jrope.positions import (
     spec,
     warmup,
 )
+from jrope.positions._canvas import _stretched
 from jrope.positions._errors import CODES
 from jrope.positions._jit import INTERPRETED
 
@@ -335,9 +336,24 @@ def test_a_canvas_is_checked_as_well():
 
 def test_a_large_canvas_is_a_grid_like_a_small_one():
     ids = [5, 151700, *[151655] * 400, 151701]
-    got = plan(spec("minicpmv4_7"), ids, image_grid_thw=[[80, 80]]).positions()
+    made = plan(spec("minicpmv4_7"), ids, image_grid_thw=[[80, 80]])
+    assert made.table is not None and len(made.table) < 2 * 20
+    got = made.positions()
     np.testing.assert_array_equal(got[1, 2:402], 1 + np.arange(400) // 20)
     np.testing.assert_array_equal(got[2, 2:402], 1 + np.arange(400) % 20)
+
+
+# Of torch 2.13: torch.linspace(0, size - 1, count).round().
+@pytest.mark.parametrize(
+    ("count", "size", "wanted"),
+    [
+        (4, 9, [0, 3, 5, 8]),
+        (15, 32, [0, 2, 4, 7, 9, 11, 13, 16, 18, 20, 22, 24, 27, 29, 31]),
+        (15, 118, [0, 8, 17, 25, 33, 42, 50, 59, 67, 75, 84, 92, 100, 109, 117]),
+    ],
+)
+def test_halves_of_a_stretched_slice_are_rounded_as_torch_does(count, size, wanted):
+    assert _stretched(count, size).tolist() == wanted
 
 
 def test_every_code_is_raised_by_a_kernel_or_a_check():

@@ -208,7 +208,8 @@ def test_windows_that_no_int64_holds_are_refused(at):
     around = np.full((1, 64), -7, np.int32)
     made = plan(spec("text"), IDS)
     for start, stop, column in ((0, 5, at), (at, at + 5, 0), (0, at, 0)):
-        with pytest.raises(PositionError, match="out_shape"):
+        expected = "5 columns from column" if column else "0 <= start <= stop < 2\\^31"
+        with pytest.raises(PositionError, match=f"out_shape: expected {expected}"):
             made.fill(around[:, 16:32], start, stop, column)
     assert (around == -7).all()
 

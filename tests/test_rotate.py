@@ -94,7 +94,7 @@ def test_within_the_bound_at_any_offset(route, dtype, is_neox_style, offset):
 def test_the_definition_is_within_the_bound(dtype, is_neox_style, offset):
     config = RopeConfig(head_dim=16, rope_theta=1e4, max_position_embeddings=64)
     cos, sin = setup(config, tokens=16)
-    x = heads((16, 3, 32), dtype)
+    x = heads((16, 16, 32), dtype)  # As many tokens, and heads, as features turn.
     style = {"is_neox_style": is_neox_style}
     out = rotate_one(x, cos, sin, rotary_offset=offset, **style)
     exact = oracle.rotate(np.asarray(x), cos, sin, offset=offset, **style)
