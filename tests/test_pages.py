@@ -65,6 +65,13 @@ def test_the_number_of_model_types():
     assert said in (PAGES / "scalings.md").read_text()
 
 
+def test_the_model_types_that_give_a_whole_head_of_mla():
+    page = (PAGES / "layers.md").read_text()
+    said = page.partition("mscale_all_dim`.")[2].partition(" alone give the whole")[0]
+    whole = {name for name, model in MODEL_TYPES.items() if model.trailing}
+    assert set(re.findall(r"`(\w+)`", said)) == whole
+
+
 def test_every_route_is_listed():
     listed = rows("platforms.md", ROUTE_TABLE)
     assert {row[0].strip("`") for row in listed} == set(route_names())
