@@ -6,12 +6,14 @@ from pathlib import Path
 import jax
 from positions_golden import FOLDER
 
+import jrope
 from jrope._model_types import MODEL_TYPES
 from jrope._routes import BY_NAME, route_names, routes_for
 from jrope.positions._families import ALIASES, FAMILIES
 from jrope.positions._rule import NO_TOKEN
 from jrope.scalings import SCALINGS, config_keys
 
+LETTER_TABLE = "| letter | is |"
 FAMILY_TABLE = "| family | also called | media |"
 SCALING_TABLE = "| rope_type | what it does | fields |"
 ROUTE_TABLE = "| name | platforms | what it is | chosen by itself |"
@@ -34,6 +36,14 @@ def media(spec):
         "audio": spec.audio_token_id,
     }
     return ", ".join(name for name, token in ids.items() if token != NO_TOKEN)
+
+
+def test_the_letters_are_those_of_the_package():
+    listed = [letter for letter, _ in rows("reference.md", LETTER_TABLE)]
+    said = (
+        (jrope.__doc__ or "").partition("Letters in shapes:")[2].partition(" star")[0]
+    )
+    assert listed == re.findall(r"\b([B-Z]|A(?= axes)) \w", said)
 
 
 def test_every_family_is_listed():
