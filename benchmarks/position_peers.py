@@ -121,7 +121,7 @@ def transformers_state() -> str:
         torch = importlib.import_module("torch")
         transformers = importlib.import_module("transformers")
     except ImportError as reason:
-        return f"skipped: {reason}; install jrope[peers]"
+        return f"skipped: {reason}; pip install '.[peers]'"
     # As the position builders do, on one core.
     torch.set_num_threads(1)
     return f"{transformers.__version__} with torch {torch.__version__}"

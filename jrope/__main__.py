@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
             is_neox_style=None if given.pairing is None else given.pairing == "neox",
         )
     except ModuleNotFoundError:
-        print("--plot needs matplotlib: pip install 'jrope[bench]'", file=sys.stderr)
+        print("--plot needs matplotlib: pip install matplotlib", file=sys.stderr)
         return 1
     except (OSError, TypeError, ValueError) as error:
         print(f"refused: {error}", file=sys.stderr)

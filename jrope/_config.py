@@ -83,8 +83,9 @@ class Fope:
 class RopeConfig:
     """Everything that decides a model's rotation.
 
-    Hashable: equal configs share one table. `config_from_hf` makes one from a
-    config.json.
+    Hashable, and equal to another whose fields are equal. It holds no table, and none
+    is shared: each layer and each `compute_cos_sin_cache` makes its own, so hold one
+    layer for each distinct config. `config_from_hf` makes one from a config.json.
 
     Args:
       head_dim: features per head, H.
@@ -97,7 +98,7 @@ class RopeConfig:
       axis_of_frequency: for multimodal RoPE, the axis that drives each frequency.
       angle_dtype: "float64" gives exact angles, rounded once to the float32 table;
         "float32" repeats Hugging Face's procedure (float32 frequencies and product),
-        whose cos is off by 2e-4 at position 4k and 8e-3 at 128k.
+        whose cos is off by 2e-4 at position 4k and 7e-3 at 128k.
       inv_freq: a checkpoint's own frequencies [R/2], radians per position, in place of
         the scaling's.
       dual_chunk: the sizes of dual chunk attention, whose table has a kind of its own.

@@ -32,8 +32,9 @@ def layers_from_hf(
 ) -> list[RopeConfig | None]:
     """The RoPE of every layer of a model; None where a layer has none.
 
-    Layers that share their RoPE share one config, so that `set(...)` of the list says
-    which tables the model needs.
+    Layers that share their RoPE share one config: `dict.fromkeys(...)` of the list has
+    those that the model needs a table for, in the order of its layers (a set's order
+    differs from process to process). docs/pages/layers.md has such a model.
 
     Args:
       hf_config: as `config_from_hf` takes it.

@@ -38,9 +38,9 @@ class RotaryEmbedding(RotaryMethods, nnx.Module):
     module instead. The length of the context is no shape and no slice bound, so prefill
     chunks, prefix hits and decode steps each run the program compiled once.
 
-    `nnx.jit` copies all state at each call by default, tables included (24 ms for 64
-    MiB on CPU); `nnx.jit(..., graph=False)` or `jax.jit` over `nnx.split` state does
-    not.
+    `nnx.jit` copies all state at each call by default, tables included (64 MiB for 128k
+    rows of 128 features); `jax.jit` over `nnx.split` state does not, nor does
+    `nnx.jit(..., graph=False)`.
 
     Args:
       config: what to rotate, and how.

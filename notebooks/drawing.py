@@ -1,5 +1,6 @@
 """How the notebooks draw: one style, and pictures that are the same at every run."""
 
+import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -27,7 +28,7 @@ def use_style() -> None:
             "image.cmap": "viridis",
             "legend.frameon": False,
             "lines.linewidth": 1.8,
-            # The ids inside a picture come from this, not from a random number.
+            # Ids come from this and from what they name, not from a random number.
             "svg.hashsalt": "jrope",
         }
     )
@@ -40,4 +41,19 @@ def save(figure: Figure, name: str) -> None:
       figure: what was drawn.
       name: the file's, without its ending.
     """
-    figure.savefig(PICTURES / f"{name}.svg", metadata={"Date": None})
+    path = PICTURES / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    path.write_text(with_numbered_clips(path.read_text()))
+
+
+def with_numbered_clips(svg: str) -> str:
+    """A picture whose clip paths are named in the order in which they are used.
+
+    Matplotlib names them after their place, to the last bit, which the solver of the
+    layout does not repeat from run to run; what is written has six decimals.
+    """
+    names = dict.fromkeys(re.findall(r"url\(#(\w+)\)", svg))
+    for number, name in enumerate(names):
+        svg = svg.replace(f"url(#{name})", f"url(#clip{number})")
+        svg = svg.replace(f'<clipPath id="{name}">', f'<clipPath id="clip{number}">')
+    return svg

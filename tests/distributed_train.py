@@ -7,6 +7,7 @@ runs it in one process with 8 CPU devices and in two with 4 each, joined by
 It stops by itself: a process that fails ends the others, and so does the deadline.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -174,6 +175,20 @@ def wait_for(processes: list[subprocess.Popen]) -> None:
 
 
 def main() -> None:
+    """Both runs, compared, or one process of a run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    # Of a process that this program starts: how many there are, a port, its rank.
+    parser.add_argument("worker", nargs="*", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args().worker
+    if given:
+        worker(*given)
+    else:
+        compare()
+
+
+def compare() -> None:
     """Both runs, compared."""
     alone, together = losses_by(1), losses_by(2)
     print("one process, 8 devices:      ", *(f"{loss:.6f}" for loss in alone))
@@ -184,7 +199,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        worker(*map(int, sys.argv[1:]))
-    else:
-        main()
+    main()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -146,6 +147,14 @@ def test_picture(tmp_path, capsys):
     picture = tmp_path / "out.svg"
     assert explain(tmp_path, capsys, dict(config), "--plot", str(picture))[0] == 0
     assert picture.read_text().count("<svg") == 1
+
+
+def test_a_picture_without_matplotlib(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    config = {"head_dim": 8, "rope_theta": 1e4, "max_position_embeddings": 64}
+    status, text = explain(tmp_path, capsys, config, "--plot", "out.svg")
+    assert status == 1
+    assert "--plot needs matplotlib: pip install matplotlib" in text.err
 
 
 def test_axes_of_a_multimodal_model(tmp_path, capsys):

@@ -7,8 +7,9 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from oracle import rotate
 
-from jrope import RopeConfig, apply_rope, compute_cos_sin_cache
+from jrope import RopeConfig, apply_rope, compute_cos_sin_cache, layers_from_hf
 from jrope.nnx import RotaryCache, RotaryEmbedding, fill_tables
 
 CONFIG = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=32)
@@ -77,6 +78,35 @@ def test_the_table_is_no_parameter():
     assert not jax.tree.leaves(nnx.filter_state(state, nnx.Param).get("rope", {}))
     tables = jax.tree.leaves(nnx.filter_state(state, RotaryCache))
     assert [table.shape for table in tables] == [TABLE.shape]
+
+
+class Gemma(nnx.Module):
+    """Layers of two bases, as docs/pages/layers.md holds them."""
+
+    def __init__(self):
+        config = {"model_type": "gemma3_text", "num_hidden_layers": 7, "head_dim": 8}
+        found = layers_from_hf(config, max_position_embeddings=32)
+        per_layer = [each for each in found if each is not None]
+        distinct = list(dict.fromkeys(per_layer))
+        self.ropes = nnx.List([RotaryEmbedding(each) for each in distinct])
+        self.which = tuple(distinct.index(each) for each in per_layer)
+
+    def __call__(self, positions, x):
+        rows = [rope.rows(positions) for rope in self.ropes]
+        for i in self.which:
+            x, _ = self.ropes[i].rotate(x, None, *rows[i])
+        return x
+
+
+def test_layers_of_two_bases_turn_by_their_own():
+    graph, state = nnx.split(Gemma())
+    assert len(jax.tree.leaves(state)) == 2
+    turned = jax.jit(lambda state, *given: nnx.merge(graph, state)(*given))
+    right = X
+    for base in (1e4, 1e4, 1e4, 1e4, 1e4, 1e6, 1e4):
+        angles = np.asarray(POSITIONS)[..., None] * base ** -(np.arange(4) / 4)
+        right = rotate(right, np.cos(angles), np.sin(angles), is_neox_style=True)
+    np.testing.assert_allclose(turned(state, POSITIONS, X), right, rtol=0, atol=1e-5)
 
 
 # marin-community/levanter#504

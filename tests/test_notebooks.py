@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,14 @@ def test_its_pictures_are_in_the_documentation(path):
 def test_every_picture_has_a_notebook():
     drawn = {name for path in NOTEBOOKS for name in saved_pictures(path)}
     assert drawn == {path.stem for path in (PAGES / "pictures").glob("*.svg")}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PAGES / "pictures").glob("*.svg")), ids=lambda path: path.stem
+)
+def test_a_picture_names_its_clips_by_their_order(path):
+    """The names that matplotlib gives them differ from run to run."""
+    text = path.read_text()
+    used = list(dict.fromkeys(re.findall(r"url\(#(\w+)\)", text)))
+    assert used == [f"clip{number}" for number in range(len(used))]
+    assert set(re.findall(r'<clipPath id="(\w+)"', text)) == set(used)

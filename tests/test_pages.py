@@ -6,12 +6,16 @@ from pathlib import Path
 import jax
 from positions_golden import FOLDER
 
+import jrope
 from jrope._model_types import MODEL_TYPES
 from jrope._routes import BY_NAME, route_names, routes_for
 from jrope.positions._families import ALIASES, FAMILIES
 from jrope.positions._rule import NO_TOKEN
+from jrope.scalings import SCALINGS, config_keys
 
+LETTER_TABLE = "| letter | is |"
 FAMILY_TABLE = "| family | also called | media |"
+SCALING_TABLE = "| rope_type | what it does | fields |"
 ROUTE_TABLE = "| name | platforms | what it is | chosen by itself |"
 PAGES = Path(__file__).parents[1] / "docs" / "pages"
 
@@ -32,6 +36,14 @@ def media(spec):
         "audio": spec.audio_token_id,
     }
     return ", ".join(name for name, token in ids.items() if token != NO_TOKEN)
+
+
+def test_the_letters_are_those_of_the_package():
+    listed = [letter for letter, _ in rows("reference.md", LETTER_TABLE)]
+    said = (
+        (jrope.__doc__ or "").partition("Letters in shapes:")[2].partition(" star")[0]
+    )
+    assert listed == re.findall(r"\b([B-Z]|A(?= axes)) \w", said)
 
 
 def test_every_family_is_listed():
@@ -55,14 +67,30 @@ def test_the_numbers_of_families():
     assert f"knows {len(families)} families under {len(names)} names" in page
     assert f"[{len(families)} families]" in readme
     untested = families - {path.stem for path in FOLDER.glob("*.npz")}
-    said = page.partition("test 19 of them; ")[2].partition(" are Qwen2.5-VL")[0]
+    tested = f"test {len(families) - len(untested)} of them; "
+    said = page.partition(tested)[2].partition(" are Qwen2.5-VL")[0]
     assert set(re.findall(r"`(\w+)`", said)) == untested
-    assert len(families) - len(untested) == 19
 
 
-def test_the_number_of_model_types():
-    said = f"the {len(MODEL_TYPES)} model types in `jrope/_model_types.py`"
-    assert said in (PAGES / "scalings.md").read_text()
+def test_every_scaling_is_listed_with_its_fields():
+    listed = {
+        re.findall(r"`([^`]+)`", row[0])[0]: row[2]
+        for row in rows("scalings.md", SCALING_TABLE)
+    }
+    assert list(listed) == list(SCALINGS)
+    for rope_type, scaling in SCALINGS.items():
+        fields = set(config_keys(scaling))
+        said = set(re.findall(r"`(\w+)`", listed[rope_type]))
+        if "as `yarn`" in listed[rope_type]:
+            said = said - {"yarn"} | set(config_keys(SCALINGS["yarn"]))
+        assert said == fields, rope_type
+
+
+def test_the_model_types_that_give_a_whole_head_of_mla():
+    page = (PAGES / "layers.md").read_text()
+    said = page.partition("mscale_all_dim`.")[2].partition(" alone give the whole")[0]
+    whole = {name for name, model in MODEL_TYPES.items() if model.trailing}
+    assert set(re.findall(r"`(\w+)`", said)) == whole
 
 
 def test_every_route_is_listed():

@@ -67,7 +67,9 @@ def test_inputs_are_left_alone():
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 @pytest.mark.parametrize("tokens", [0, 1, 5, 300])
 def test_text_stores_nothing(family, tokens):
-    made = plan(spec(family), np.arange(1, tokens + 1, dtype=np.int32))
+    # Above every family's ids of media.
+    ids = np.arange(2**20, 2**20 + tokens, dtype=np.int32)
+    made = plan(spec(family), ids)
     assert made.is_text_only and made.table is None
     assert made.delta == 0 and made.max_position == tokens - 1
     want = np.broadcast_to(np.arange(tokens), (made.axes, tokens))

@@ -227,8 +227,10 @@ def spec(
 
     Args:
       family: a name in `FAMILIES` or `ALIASES`, mostly a config's `model_type`.
-      config: a Hugging Face config.json as a dict, or a transformers config; ids and
-        sizes are read from it.
+      config: a Hugging Face config.json as a dict, or a transformers config; ids,
+        sizes and rates are read from it. What it leaves out is the family's, but for
+        rates (`tokens_per_second`, `position_id_per_seconds`): those are the config
+        class's default, 4 and 25, which released models override.
       **overrides: fields of `PositionSpec` that differ, checked like all others.
 
     Raises:

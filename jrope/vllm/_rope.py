@@ -80,7 +80,9 @@ def get_rope(
     Args:
       head_size: features per head.
       max_position: the model's max_position_embeddings. The table has at least as many
-        rows as vLLM's: times `factor` where the scaling has one, times four for M-RoPE.
+        rows as vLLM's: `max_position`, `max_model_len`, or the scaling's `factor` times
+        its original length (`max_position` where it has none), whichever is the most;
+        times four for M-RoPE.
       is_neox_style: pairs are (i, i + R/2) if True, (2i, 2i + 1) if False.
       rope_parameters: the rope dict of config.json, `rope_theta` in it or 10000; every
         key is used or refused by name.
