@@ -105,7 +105,7 @@ GROUPS = {
         stages=(
             Stage(
                 arguments=(
-                    *_tests("layout", "lookup"),
+                    *_tests("layout", "lookup", "tables"),
                     *("jrope/_layout.py", "jrope/_rotate.py"),
                     *_tests("fractional", "axes", "hostile_config"),
                 )
