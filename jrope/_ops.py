@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, device_positions
-from jrope._kinds import TABLE_KINDS, Table, TableName, as_table
+from jrope._kinds import TABLE_KINDS, Table, TableName, as_table, check_adds_up
 from jrope._layout import RotaryLayout
 from jrope._names import named
 from jrope._operands import as_heads, check_heads, check_rows
@@ -225,7 +225,8 @@ def rerope(
     Args:
       key: [*B, T, K, H] or [*B, T, K * H], rotated by this table's frequencies.
       shifts: int32 [*B, T], new position minus old one, each of magnitude below P.
-      table: the table that rotated them.
+      table: the table that rotated them, a flat or a two-level one: turns by the other
+        kinds do not add up.
       layout: likewise.
       implementation: the name of a route (docs/pages/platforms.md), or None.
 
@@ -233,7 +234,7 @@ def rerope(
       The keys at their new positions. A shift of P or more gives NaN.
 
     Raises:
-      TypeError, ValueError: as `lookup` and `rotate` do.
+      TypeError, ValueError: as `lookup` and `rotate` do, and for other kinds of table.
 
     >>> layout = RotaryLayout(head_dim=2, rotary_dim=2)
     >>> table = jnp.array([[1.0, 0.0], [0.0, 1.0]])  # position 1: a quarter turn
@@ -250,6 +251,8 @@ def rerope(
 
 def check_shifts(shifts: ArrayLike, kind: Table, *, layout: RotaryLayout) -> Array:
     """Signed shifts as int32, checked against the table where they lie on the host."""
+    check_layout(layout)
+    check_adds_up(kind)
     if layout.position_axes is not None:
         raise ValueError("rerope moves along one axis; this layout has several")
     if not isinstance(shifts, jax.Array):

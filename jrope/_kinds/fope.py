@@ -50,6 +50,7 @@ class FopeTable:
     rotary_dim: int
 
     has_waves: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = False
 
     @classmethod
     def from_config(

@@ -42,6 +42,7 @@ class TwoLevelTable:
     only_short_requests: bool = False
 
     has_waves: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = True
 
     @staticmethod
     def compute(config: RopeConfig) -> np.ndarray:

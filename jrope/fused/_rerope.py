@@ -139,7 +139,7 @@ def rerope_cache(
       shifts: int32 [S], new position minus old one, each of magnitude below P.
       key_cache: [pages, page_size, K, H] (NHD) or [pages, K, page_size, H] (HND), in
         floats of 16 or 32 bits or float8_e4m3fn.
-      table: the table that rotated the keys.
+      table: the table that rotated the keys, a flat or a two-level one.
       slots: int32 [S], which keys. Distinct, but for -1, which is skipped.
       layout: which features turn, and in which pairs.
       cache_layout: "NHD" or "HND".

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from jrope._fractional import is_fractional
 from jrope._gather import OutOfRange, check_out_of_range, check_table, device_positions
-from jrope._kinds import FlatTable, Table, as_table
+from jrope._kinds import FlatTable, Table, as_table, check_for_all_heads
 from jrope._layout import RotaryLayout
 from jrope._rotate import check_layout, lookup
 
@@ -99,6 +99,7 @@ def row_source(
             "positions already"
         )
     kind = as_table(table)
+    check_for_all_heads(kind)
     check_table(kind.cos_sin_cache)
     is_flat = type(kind) is FlatTable and kind.cos_sin_cache.shape[1] == (
         layout.rotary_dim
