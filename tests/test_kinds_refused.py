@@ -16,9 +16,11 @@ from jrope import (
     TwoLevelTable,
     apply_rope,
     compute_cos_sin_cache,
+    linen,
     rerope,
     stack_tables,
 )
+from jrope._kinds import FlatTable
 from jrope.fused import qk_norm_rope, qkv_rope, rerope_cache, rope_append_kv
 
 CONFIG = RopeConfig(head_dim=8, rope_theta=1e4, max_position_embeddings=64)
@@ -91,3 +93,36 @@ def test_fused_operations_turn_by_the_other_kinds(kind):
     query, *_ = TURNS["qkv_rope"](KINDS[kind])
     right, _ = apply_rope(PLACES, HEADS, None, KINDS[kind], layout=LAYOUT)
     np.testing.assert_allclose(query, right, rtol=0, atol=1e-6)
+
+
+def test_kinds_of_one_config_are_told_by_their_rows():
+    # A two-level array of 1024 + 2 rows would be as long as the flat one of 1026.
+    for length in range(1, 4200):
+        config = dataclasses.replace(CONFIG, max_position_embeddings=length)
+        assert FlatTable.array_rows(config) != TwoLevelTable.array_rows(config)
+
+
+@pytest.mark.parametrize("length", [1024, 1025, 1026, 1027])
+@pytest.mark.parametrize("given", ["flat", "two_level"])
+def test_another_kinds_table_is_refused(length, given):
+    config = dataclasses.replace(CONFIG, max_position_embeddings=length)
+    variables = {"rope_cache": linen.rope_variables(config, table=given)}
+    places, heads = jnp.array([5, 1023, length - 1, length]), jnp.ones((4, 1, 8))
+    for table in ("flat", "two_level"):
+        rope = linen.RotaryEmbedding(config, table=table)
+        if table != given:
+            with pytest.raises(ValueError, match=f"table='{table}' must have shape"):
+                rope.apply(variables, places, heads, None)
+            continue
+        turned, _ = rope.apply(variables, places, heads, None)
+        flat = jnp.asarray(compute_cos_sin_cache(config))
+        right, _ = apply_rope(places, heads, None, flat, layout=LAYOUT)
+        np.testing.assert_allclose(turned, right, rtol=0, atol=2e-6)
+        assert np.isnan(turned[3]).all()
+
+
+def test_coefficients_of_no_head_or_of_no_floats_are_refused(unchecked):
+    with pytest.raises(ValueError, match=r"K at least 1 and .* got shape \(0, 2, 2\)"):
+        FopeTable.from_config(MIXED, EYE[:0], EYE[:0])
+    with pytest.raises(TypeError, match="coefficients must be floats, got complex64"):
+        FopeTable.from_config(MIXED, EYE.astype("complex64"), EYE.astype("complex64"))
