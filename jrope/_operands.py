@@ -9,7 +9,7 @@ from jaxtyping import Array
 from jrope._gather import check_array
 from jrope._layout import RotaryLayout
 
-_HEAD_DTYPES = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
+HEAD_DTYPES = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
 
 
 def check_rows(cos: Array, sin: Array, layout: RotaryLayout) -> None:
@@ -32,9 +32,9 @@ def check_rows(cos: Array, sin: Array, layout: RotaryLayout) -> None:
 def check_heads(name: str, x: Array) -> None:
     """Raises unless `x` is an array of a type that rotates."""
     check_array(name, x)
-    if x.dtype not in _HEAD_DTYPES:
+    if x.dtype not in HEAD_DTYPES:
         raise TypeError(
-            f"{name} must be one of {[str(dtype) for dtype in _HEAD_DTYPES]}, got "
+            f"{name} must be one of {[str(dtype) for dtype in HEAD_DTYPES]}, got "
             f"{x.dtype}; the order of arguments is positions, query, key"
         )
 
