@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType
 from jaxtyping import Array
@@ -9,7 +10,7 @@ from jaxtyping import Array
 from jrope._gather import check_array
 from jrope._layout import RotaryLayout
 
-_HEAD_DTYPES = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
+HEAD_DTYPES = tuple(map(jnp.dtype, ("float16", "bfloat16", "float32", "float64")))
 
 
 def check_rows(cos: Array, sin: Array, layout: RotaryLayout) -> None:
@@ -32,9 +33,9 @@ def check_rows(cos: Array, sin: Array, layout: RotaryLayout) -> None:
 def check_heads(name: str, x: Array) -> None:
     """Raises unless `x` is an array of a type that rotates."""
     check_array(name, x)
-    if x.dtype not in _HEAD_DTYPES:
+    if x.dtype not in HEAD_DTYPES:
         raise TypeError(
-            f"{name} must be one of {[str(dtype) for dtype in _HEAD_DTYPES]}, got "
+            f"{name} must be one of {[str(dtype) for dtype in HEAD_DTYPES]}, got "
             f"{x.dtype}; the order of arguments is positions, query, key"
         )
 
@@ -45,6 +46,31 @@ def check_donated(query: object, key: object) -> None:
         raise ValueError(
             "query and key must be two arrays to be donated, got one twice; donate a "
             "copy, or use the form that keeps what it is given"
+        )
+
+
+def check_no_shared_token(x: Array, cos: Array) -> None:
+    """Raises if one position stands for several tokens of `x`.
+
+    `rotate` shares rows over any axis of length 1. Calling forms with a position for
+    each token do not: there it is a position that was meant for one token.
+    """
+    heads, rows = np.shape(x), np.shape(cos)
+    axis = len(rows) - 2
+    if len(heads) > axis >= 0 and rows[axis] == 1 != heads[axis]:
+        raise ValueError(
+            f"there must be a position for each of the {heads[axis]} tokens, got 1; is "
+            f"it the position of the first one alone?"
+        )
+
+
+def check_same_tokens(name: str, x: Array, tokens: tuple[int, ...]) -> None:
+    """Raises unless heads [*B, T, N, H] are of the first operand's batch and tokens."""
+    if x.shape[:-2] != tokens:
+        raise ValueError(
+            f"{name} must have the query's leading axes [*B, T], which are {tokens}, "
+            f"got {x.shape[:-2]} of [*B, T, K, H] = {x.shape}; does it lack an axis? "
+            f"Are heads taken for tokens?"
         )
 
 

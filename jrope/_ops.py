@@ -13,10 +13,10 @@ from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, device_positions
-from jrope._kinds import TABLE_KINDS, Table, TableName, as_table
+from jrope._kinds import TABLE_KINDS, Table, TableName, as_table, check_adds_up
 from jrope._layout import RotaryLayout, check_layout
 from jrope._names import named
-from jrope._operands import as_heads, check_heads, check_rows
+from jrope._operands import as_heads, check_heads, check_rows, check_same_tokens
 from jrope._primitive import bind_rope
 from jrope._products import squared_size
 from jrope._rotate import lookup
@@ -65,7 +65,8 @@ def rotate(
     Args:
       query: [*B, T, N, H], or with flattened heads [*B, T, N * H].
       key: [*B, T, K, H] or [*B, T, K * H]; None where there is none.
-      cos: [*B, T, R/2] from `lookup`; leading axes of length 1 are shared.
+      cos: [*B, T, R/2] from `lookup`; any of *B and T may be 1, and is then shared: one
+        row turns the whole batch, or every token.
       sin: likewise.
       layout: which features turn, and in which pairs.
       inverse: undo the rotation instead, attention factor included. This is the
@@ -106,6 +107,8 @@ def _rotate_named(
         check_heads(name, x)
     first = next(iter(given))
     heads = [as_heads(name, x, cos, layout, name == first) for name, x in given.items()]
+    for name, x in zip(given, heads, strict=True):
+        check_same_tokens(name, x, heads[0].shape[:-2])
     if inverse:
         wide = any(x.dtype == jnp.float64 for x in heads)
         cos, sin = _inverse_rows(cos, sin, jnp.float64 if wide else jnp.float32)
@@ -166,7 +169,9 @@ def apply_rope(
     With several layers, look the rows up once per step and rotate with them in each.
 
     Args:
-      positions: int32 [*B, T], or [A, *B, T] where the layout has an axis map.
+      positions: int32 [*B, T], or [A, *B, T] where the layout has an axis map. Any of
+        *B and T may be 1, and is then shared: one position turns the whole batch, or
+        every token.
       query: [*B, T, N, H] or [*B, T, N * H].
       key: [*B, T, K, H] or [*B, T, K * H], or None.
       table: float32 [P, R] from `compute_cos_sin_cache`, or one of the table kinds.
@@ -225,7 +230,8 @@ def rerope(
     Args:
       key: [*B, T, K, H] or [*B, T, K * H], rotated by this table's frequencies.
       shifts: int32 [*B, T], new position minus old one, each of magnitude below P.
-      table: the table that rotated them.
+      table: the table that rotated them, a flat or a two-level one: turns by the other
+        kinds do not add up.
       layout: likewise.
       implementation: the name of a route (docs/pages/platforms.md), or None.
 
@@ -233,7 +239,7 @@ def rerope(
       The keys at their new positions. A shift of P or more gives NaN.
 
     Raises:
-      TypeError, ValueError: as `lookup` and `rotate` do.
+      TypeError, ValueError: as `lookup` and `rotate` do, and for other kinds of table.
 
     >>> layout = RotaryLayout(head_dim=2, rotary_dim=2)
     >>> table = jnp.array([[1.0, 0.0], [0.0, 1.0]])  # position 1: a quarter turn
@@ -251,6 +257,7 @@ def rerope(
 def check_shifts(shifts: ArrayLike, kind: Table, *, layout: RotaryLayout) -> Array:
     """Signed shifts as int32, checked against the table where they lie on the host."""
     check_layout(layout)
+    check_adds_up(kind)
     if layout.position_axes is not None:
         raise ValueError("rerope moves along one axis; this layout has several")
     signed = device_positions(shifts, name="shifts")

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float32, Int32, UInt32
 
 from jrope._config import RopeConfig
 from jrope._gather import device_positions
+from jrope._tables import check_flat
 from jrope.scalings import TWO_PI
 
 _QUARTER_BITS = 30
@@ -35,8 +36,9 @@ def phase_rows(
 ) -> tuple[Float32[Array, "*B T half"], Float32[Array, "*B T half"]]:
     """This step's rows, computed instead of looked up.
 
-    There is no last row: every position has one. A negative position is padding and
-    gets position 0's row.
+    There is no last row: every position has one, but those past a longest request that
+    is less than the config's length, whose rows are NaN as a flat table's are. A
+    negative position is padding and gets position 0's row.
 
     Args:
       positions: int32 [*B, T], or [A, *B, T] where the config has an axis map.
@@ -47,7 +49,8 @@ def phase_rows(
 
     Raises:
       TypeError, ValueError: if the positions are not integers or do not fit the axis
-        map, or the config asks for float32 angles.
+        map, or on the host lie past the longest request, or the config asks for float32
+        angles or another kind of table than a flat one.
 
     >>> config = RopeConfig(head_dim=2, rope_theta=1e4, max_position_embeddings=8)
     >>> cos, sin = phase_rows(jnp.array([0, 1]), config)
@@ -59,7 +62,8 @@ def phase_rows(
             f"computed rows must have angle_dtype='float64', got "
             f"{config.angle_dtype!r}; float32 angles come from a table"
         )
-    indices = device_positions(positions)
+    check_flat(config)
+    indices = phase_positions(positions, config)
     axes = config.layout.position_axes
     if axes is not None and (indices.ndim < 2 or indices.shape[0] != axes):
         raise ValueError(
@@ -67,6 +71,31 @@ def phase_rows(
             f"multimodal positions, got shape {indices.shape}"
         )
     return _rows(indices, config)
+
+
+def phase_positions(positions: ArrayLike, config: RopeConfig) -> Int32[Array, "..."]:
+    """Positions as `phase_rows` takes them; those on the host are checked there.
+
+    Raises:
+      TypeError, ValueError: if they are not integers, or on the host one does not fit
+        int32 or lies past the longest request.
+    """
+    indices, longest = device_positions(positions), _short_requests(config)
+    if longest is not None and not isinstance(positions, jax.Array):
+        furthest = int(np.asarray(positions, np.int64).max(initial=-1))
+        if furthest >= longest:
+            raise ValueError(
+                f"positions must be below {longest}, the longest request that this "
+                f"config is for, got {furthest}; the config of longer ones is "
+                f"config.for_length(total_length)"
+            )
+    return indices
+
+
+def _short_requests(config: RopeConfig) -> int | None:
+    """The longest request, where it is less than the config's length."""
+    longest = config.longest_request
+    return longest if longest < config.max_position_embeddings else None
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -82,6 +111,10 @@ def _rows(indices: Int32[Array, "..."], config: RopeConfig) -> tuple[Array, Arra
     else:
         places = jnp.moveaxis(places[config.layout.axes_array()], 0, -1)
     cos, sin = _waves(_phase(places, _words(config)))
+    longest = _short_requests(config)
+    if longest is not None:
+        past = places >= jnp.uint32(longest)
+        cos, sin = (jnp.where(past, jnp.float32(jnp.nan), wave) for wave in (cos, sin))
     amplitude = jnp.float32(config.frequencies.attention_factor)
     rows = jnp.concatenate([cos * amplitude, sin * amplitude], axis=-1)
     rows, half = lax.optimization_barrier(rows), cos.shape[-1]

@@ -49,17 +49,29 @@ def compute_two_level_cache(config: RopeConfig) -> np.ndarray:
       config: what to tabulate, with exact angles.
 
     Returns:
-      float32 [ceil(P / 1024) + 1024, R]: rows of every 1024th position, of amplitude 1,
-      then of positions 0 to 1023, times the attention factor.
+      float32 [ceil(P / 1024) + 1024, R], one row more where that is P: rows of every
+      1024th position, of amplitude 1, then of positions 0 to 1023, times the attention
+      factor.
 
     Raises:
       ValueError: if the config asks for float32 angles, which do not add up.
     """
     check_two_level(config)
-    coarse = np.arange(0, config.max_position_embeddings, FINE_ROWS)
+    coarse = FINE_ROWS * np.arange(coarse_row_count(config))
     fine = np.arange(FINE_ROWS)
     factor = config.frequencies.attention_factor
     return np.concatenate([rows_at(config, coarse, 1.0), rows_at(config, fine, factor)])
+
+
+def coarse_row_count(config: RopeConfig) -> int:
+    """Rows of the coarse half of a two-level table: ceil(P / 1024), or one more.
+
+    One more where the table would be as long as the flat one, at P = 1026: layers tell
+    the kind of an array that they are given by its rows.
+    """
+    length = config.max_position_embeddings
+    rows = -(-length // FINE_ROWS)
+    return rows + (rows + FINE_ROWS == length)
 
 
 def compute_dual_chunk_cache(config: RopeConfig) -> np.ndarray:

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Float32
 from jrope._config import RopeConfig
 from jrope._gather import check_array, check_table, device_positions
 from jrope._layout import RotaryLayout
-from jrope._operands import check_donated
+from jrope._operands import check_donated, check_no_shared_token
 from jrope._ops import rotate
 from jrope._phases import phase_rows
 from jrope._rotate import lookup
@@ -129,6 +129,7 @@ def apply_rope_pos_ids(
     scaling = Default() if rope_scale == 1 else Linear(factor=rope_scale)
     config = _config(q.shape[-1], rotary_dim, interleave, rope_theta, scaling)
     cos, sin = phase_rows(pos_ids, config)
+    check_no_shared_token(q, cos)
     return rotate(q, k, cos, sin, layout=config.layout)
 
 
@@ -235,6 +236,7 @@ def apply_llama31_rope_pos_ids(
     )
     config = _config(q.shape[-1], rotary_dim, interleave, rope_theta, scaling)
     cos, sin = phase_rows(pos_ids, config)
+    check_no_shared_token(q, cos)
     return rotate(q, k, cos, sin, layout=config.layout)
 
 
@@ -278,6 +280,7 @@ def apply_rope_with_cos_sin_cache(
     )
     inside = device_positions(positions, rows=rows)
     cos, sin = lookup(cos_sin_cache, inside, layout=layout, out_of_range="clip")
+    check_no_shared_token(query, cos)
     return rotate(query, key, cos, sin, layout=layout)
 
 

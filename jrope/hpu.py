@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Float32
 from jrope._config import RopeConfig
 from jrope._gather import check_array
 from jrope._kinds._base import pytree
+from jrope._operands import check_no_shared_token
 from jrope.nnx import RotaryEmbedding
 from jrope.scalings import Default, Scaling
 
@@ -142,6 +143,7 @@ class HpuRotaryEmbedding(nnx.Module):
                 f"{query.shape} and {key.shape}; are the heads not flattened?"
             )
         cos, sin = (_as_tokens_of(query, row) for row in rows.of(self.rope.config))
+        check_no_shared_token(query, cos)
         return self.rope.rotate(query, key, cos, sin)
 
 

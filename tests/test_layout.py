@@ -16,9 +16,9 @@ def test_layouts_are_values():
 
 
 def test_widths_are_given_by_name():
-    widths: Any = (64, 64)
+    made: Any = RotaryLayout
     with pytest.raises(TypeError, match="positional argument"):
-        RotaryLayout(*widths)
+        made(64, 64)
 
 
 def test_axes():

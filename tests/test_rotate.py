@@ -337,3 +337,23 @@ def test_complex_and_eight_bit_heads_are_refused(unchecked):
     for dtype in (jnp.complex64, jnp.float8_e4m3fn):
         with pytest.raises(TypeError, match="query must be one of"):
             rotate(QUERY.astype(dtype), None, COS, SIN, layout=LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [
+        ((1, 4, 2, 8), (4, 4, 8)),  # As flattened heads: a batch of 4, one head.
+        ((1, 5, 16), (4, 5, 8)),
+        ((3, 4, 2, 8), (2, 4, 1, 8)),
+        ((2, 4, 2, 8), (2, 5, 1, 8)),
+    ],
+)
+def test_keys_of_other_tokens_than_the_query_are_refused(unchecked, query, key):
+    tokens = 1 if query[1] != key[1] else query[1]
+    rows = jnp.ones((1, tokens, 4))
+    layout = RotaryLayout(head_dim=8, rotary_dim=8)
+    with pytest.raises(ValueError, match=r"key must have the query's leading axes \["):
+        rotate(jnp.ones(query), jnp.ones(key), rows, rows, layout=layout)
+    for heads in (query, key):
+        if len(heads) == 4:  # Each alone is whole.
+            rotate(jnp.ones(heads), None, rows, rows, layout=layout)

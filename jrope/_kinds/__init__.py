@@ -52,6 +52,38 @@ def as_table(table: Array | Table) -> Table:
     return FlatTable(cos_sin_cache=table)
 
 
+def _check_single(kind: Table) -> None:
+    """Raises for several tables in one, where nothing says which one a token reads."""
+    if isinstance(kind, StackedTable):
+        raise ValueError(
+            "the table must be a single one here, got a StackedTable: only "
+            "jrope.lookup and jrope.apply_rope take the row_offset that chooses; give "
+            "the one of its tables that is meant, which begins at one of table.starts"
+        )
+
+
+def check_adds_up(kind: Table) -> None:
+    """Raises unless keys can be moved by the table's rows."""
+    _check_single(kind)
+    if not kind.adds_up:
+        raise ValueError(
+            f"keys are moved by a table whose turns add up, flat or two-level, "
+            f"got {type(kind).__name__}, whose turns do not; keep keys as they were "
+            f"before rotation and turn them by their new positions"
+        )
+
+
+def check_for_all_heads(kind: Table) -> None:
+    """Raises unless a position has one row, by which all heads turn."""
+    _check_single(kind)
+    if isinstance(kind, FopeTable):
+        raise ValueError(
+            "the table must have one row a position for all heads, got a FopeTable, "
+            "which has one for each key head; jrope.lookup and jrope.rotate take it, "
+            "with heads by table.group"
+        )
+
+
 __all__ = [
     "TABLE_KINDS",
     "ChunkForm",
@@ -63,6 +95,8 @@ __all__ = [
     "TableName",
     "TwoLevelTable",
     "as_table",
+    "check_adds_up",
+    "check_for_all_heads",
     "stack_tables",
     "wrap_table",
 ]

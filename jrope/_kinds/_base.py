@@ -19,9 +19,12 @@ class Table(Protocol):
     Attributes:
       has_waves: whether each feature of a row is a wave along the positions, so that
         there are rows between rows.
+      adds_up: whether turning by the rows of two positions is turning by the row of
+        their sum, so that keys can be moved.
     """
 
     has_waves: ClassVar[bool]
+    adds_up: ClassVar[bool]
 
     @property
     def cos_sin_cache(self) -> Array:

@@ -69,6 +69,7 @@ class DualChunkTable:
     selected: ChunkForm = "key"
 
     has_waves: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = False
 
     @classmethod
     def from_config(cls, config: RopeConfig) -> Self:

@@ -27,6 +27,7 @@ class FlatTable:
     longest_request: int | None = None
 
     has_waves: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = True
 
     @staticmethod
     def compute(config: RopeConfig) -> np.ndarray:

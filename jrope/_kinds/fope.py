@@ -50,6 +50,7 @@ class FopeTable:
     rotary_dim: int
 
     has_waves: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = False
 
     @classmethod
     def from_config(
@@ -66,6 +67,7 @@ class FopeTable:
           sin_coefficients: [K, n, n].
 
         Raises:
+          TypeError: if the coefficients are no floats.
           ValueError: if the config has no `fope`, or the coefficients are not those of
             its n frequencies.
         """
@@ -88,10 +90,15 @@ class FopeTable:
             )
         wanted = (num_inv_freq, num_inv_freq)
         for coefficients in (cos_coefficients, sin_coefficients):
-            if coefficients.ndim != 3 or coefficients.shape[1:] != wanted:
+            shape = coefficients.shape
+            if len(shape) != 3 or shape[1:] != wanted or not shape[0]:
                 raise ValueError(
-                    f"FoPE's coefficients must be [K, n, n] with n = {num_inv_freq} "
-                    f"kept frequencies, got shape {coefficients.shape}"
+                    f"FoPE's coefficients must be [K, n, n] with K at least 1 and n = "
+                    f"{num_inv_freq} kept frequencies, got shape {shape}"
+                )
+            if not jnp.issubdtype(coefficients.dtype, jnp.floating):
+                raise TypeError(
+                    f"FoPE's coefficients must be floats, got {coefficients.dtype}"
                 )
         heads = cos_coefficients.shape[0]
         if heads != 1 and not config.fope.separate_heads:

@@ -42,6 +42,7 @@ class StackedTable:
     starts: tuple[int, ...]
 
     has_waves: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = False
 
     @property
     def lengths(self) -> tuple[int, ...]:

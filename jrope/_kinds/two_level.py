@@ -10,7 +10,12 @@ from jaxtyping import Array, Float32
 from jrope._config import RopeConfig
 from jrope._gather import OutOfRange, gather_rows
 from jrope._kinds._base import add_angles, no_offset, pytree
-from jrope._tables import FINE_ROWS, check_two_level, compute_two_level_cache
+from jrope._tables import (
+    FINE_ROWS,
+    check_two_level,
+    coarse_row_count,
+    compute_two_level_cache,
+)
 
 
 @pytree("cos_sin_cache")
@@ -23,8 +28,8 @@ class TwoLevelTable:
     factor's next power of two, at any position up to 2^24; a flat table's by 2^-25.
 
     Args:
-      cos_sin_cache: float32 [ceil(P / 1024) + 1024, R]: the coarse rows, then the fine
-        ones, which alone carry the attention factor.
+      cos_sin_cache: float32 [ceil(P / 1024) + 1024, R], one row more where that is P:
+        the coarse rows, then the fine ones, which alone carry the attention factor.
       max_position_embeddings: P, or the longest request.
       only_short_requests: whether longer ones read NaN under "clip" as well, as they do
         of a flat table.
@@ -42,6 +47,7 @@ class TwoLevelTable:
     only_short_requests: bool = False
 
     has_waves: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = True
 
     @staticmethod
     def compute(config: RopeConfig) -> np.ndarray:
@@ -56,7 +62,7 @@ class TwoLevelTable:
           ValueError: if the config cannot be tabulated so.
         """
         check_two_level(config)
-        return -(-config.max_position_embeddings // FINE_ROWS) + FINE_ROWS
+        return coarse_row_count(config) + FINE_ROWS
 
     @classmethod
     def wrap(cls, config: RopeConfig, array: Array) -> Self:

@@ -8,10 +8,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
-from jrope._gather import device_positions
 from jrope._hf import config_from_hf
+from jrope._operands import check_no_shared_token
 from jrope._ops import rotate
-from jrope._phases import phase_rows
+from jrope._phases import phase_positions, phase_rows
 from jrope._shell import on_all_axes
 
 # Rows are computed, so a config's length only bounds what it is asked for.
@@ -22,12 +22,13 @@ Rows = tuple[Float32[Array, "*B T half"], Float32[Array, "*B T half"]]
 
 def rows_of(positions: ArrayLike, config: RopeConfig, *, text_ndim: int) -> Rows:
     """Rows of a stack's positions; see `on_all_axes`."""
-    indices = device_positions(positions)
+    indices = phase_positions(positions, config)
     return phase_rows(on_all_axes(indices, config, text_ndim=text_ndim), config)
 
 
 def turn(x: Float[Array, "*B T N H"], rows: Rows, config: RopeConfig) -> Array:
     """One tensor, as stacks rotate queries and keys apart."""
+    check_no_shared_token(x, rows[0])
     turned, _ = rotate(x, None, *rows, layout=config.layout)
     return turned
 

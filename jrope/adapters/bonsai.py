@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
 from jrope._layout import RotaryLayout
+from jrope._operands import check_no_shared_token
 from jrope._ops import rotate
 from jrope.adapters._common import rows_of
 
@@ -52,6 +53,7 @@ def apply_rope(x: Float[Array, "B T N H"], sin: Row, cos: Row) -> Array:
     >>> apply_rope(jnp.ones((1, 3, 2, 8)), sin, cos).shape
     (1, 3, 2, 8)
     """
+    check_no_shared_token(x, cos)
     head_dim = x.shape[-1]
     layout = RotaryLayout(head_dim=head_dim, rotary_dim=head_dim)
     turned, _ = rotate(x, None, cos, sin, layout=layout)

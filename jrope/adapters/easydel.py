@@ -3,13 +3,18 @@
 An attention takes it by its attribute `rotary`, or from `_create_rotary`.
 """
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from jrope._config import RopeConfig
 from jrope._gather import device_positions
+from jrope._operands import check_no_shared_token
 from jrope._ops import rotate
+from jrope._phases import phase_positions
 from jrope.adapters._common import rows_of
 
 
@@ -45,7 +50,8 @@ class RotaryEmbedding(nnx.Module):
           positions: int32 [B, S], or [A, B, S] for a config with several axes.
           query: [B, S, N, H].
           key: [B, S, K, H].
-          offsets: int32, added to the positions; it broadcasts to them.
+          offsets: int32, added to the positions but those of padding; it broadcasts to
+            them.
           frequencies: taken for the call's sake and not used: EasyDeL's table is
             bfloat16, which is off by 2e-3, and the config has frequencies of its own.
 
@@ -56,8 +62,18 @@ class RotaryEmbedding(nnx.Module):
           TypeError, ValueError: if shapes or types do not fit.
         """
         del frequencies
-        indices = device_positions(positions)
-        if offsets is not None:
-            indices = indices + device_positions(offsets, name="offsets")
+        places = positions if offsets is None else _moved(positions, offsets)
+        indices = phase_positions(places, self.config)
         cos, sin = rows_of(indices, self.config, text_ndim=2)
+        check_no_shared_token(query, cos)
         return rotate(query, key, cos, sin, layout=self.config.layout)
+
+
+def _moved(positions: ArrayLike, offsets: ArrayLike) -> ArrayLike:
+    """Positions moved on, on the host if both lie there; padding is not moved."""
+    places = device_positions(positions)
+    by = device_positions(offsets, name="offsets")
+    if isinstance(positions, jax.Array) or isinstance(offsets, jax.Array):
+        return jnp.where(places < 0, places, places + by)
+    host = np.asarray(positions, np.int64)
+    return np.where(host < 0, host, host + np.asarray(offsets, np.int64))

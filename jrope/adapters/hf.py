@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
 from jrope._layout import RotaryLayout
+from jrope._operands import check_no_shared_token
 from jrope._ops import rotate
 from jrope.adapters._common import rows_of
 
@@ -96,7 +97,10 @@ def apply_rotary_pos_emb(
     )
     once = slice(rotary_dim // 2) if is_neox_style else slice(None, None, 2)
     rows = cos[..., once], sin[..., once]
-    if unsqueeze_dim == 2:
-        return rotate(q, k, *rows, layout=layout)
-    turned = rotate(jnp.swapaxes(q, 1, 2), jnp.swapaxes(k, 1, 2), *rows, layout=layout)
+    swapped = unsqueeze_dim == 1
+    query, key = (jnp.swapaxes(x, 1, 2) if swapped else x for x in (q, k))
+    check_no_shared_token(query, cos)
+    turned = rotate(query, key, *rows, layout=layout)
+    if not swapped:
+        return turned
     return jnp.swapaxes(turned[0], 1, 2), jnp.swapaxes(turned[1], 1, 2)

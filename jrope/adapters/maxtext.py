@@ -11,7 +11,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from jrope._config import RopeConfig
-from jrope._gather import device_positions
+from jrope._phases import phase_positions
 from jrope.adapters._common import rows_of, turn
 
 
@@ -61,7 +61,7 @@ class RotaryEmbedding(nnx.Module):
                 "position must be given; jnp.arange(S)[None] where every row starts at "
                 "0"
             )
-        indices = device_positions(position)
+        indices = phase_positions(position, self.config)
         if indices.ndim == 3:  # Axes come last in MaxText, first in jrope.
             one = indices.shape[-1] == 1
             indices = indices[..., 0] if one else jnp.moveaxis(indices, -1, 0)

@@ -13,8 +13,8 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from jrope._config import RopeConfig
-from jrope._gather import device_positions
 from jrope._ops import rotate
+from jrope._phases import phase_positions
 from jrope.adapters._common import config_of, rows_of
 
 
@@ -51,7 +51,7 @@ class RotaryEmbedding(nnx.Module):
         Returns:
           The rotated query and key.
         """
-        indices = device_positions(positions)
+        indices = phase_positions(positions, self.config)
         cos, sin = rows_of(indices, self.config, text_ndim=1)
         tokens = indices.shape[-1]
         turned = rotate(

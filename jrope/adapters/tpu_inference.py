@@ -128,10 +128,11 @@ def _given_rows(rows: Any, tokens: int) -> Rows:
     """Cosines and sines handed over in place of positions, repeated for all images."""
     check_array("positions", rows)
     patches = rows.shape[0]
-    if rows.shape[-1] != 2 or tokens % patches:
+    images = tokens // patches if patches else 0
+    if rows.shape[-1] != 2 or images * patches != tokens:
         raise ValueError(
             f"positions that are cosines and sines must be [S, H/2, 2] with S a "
             f"divisor of T = {tokens}, got shape {rows.shape}"
         )
-    wide = jnp.tile(rows.astype(jnp.float32), (tokens // patches, 1, 1))
+    wide = jnp.tile(rows.astype(jnp.float32), (images, 1, 1))
     return wide[..., 0], wide[..., 1]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Float32
 
-from jrope._gather import OutOfRange
+from jrope._gather import OutOfRange, check_array
 from jrope._kinds import Table
 from jrope._layout import RotaryLayout
 from jrope.fused._kernels import Axes, whole_axes
@@ -217,6 +217,7 @@ def rope_append_kv(
         table,
         layout=layout,
         tokens=qkv.shape[:1],
+        is_shared=False,
         out_of_range=out_of_range,
     )
     weights, given = given_weights(norm, query_weight, key_weight, layout.head_dim)
@@ -263,6 +264,8 @@ def _check_scales(
             raise ValueError("key_scale and value_scale must come with fp8='tensor'")
         return ()
     for name, scale in zip(("key_scale", "value_scale"), scales, strict=True):
+        if scale is not None:
+            check_array(name, scale)
         if scale is None or scale.shape != () or scale.dtype != jnp.float32:
             raise ValueError(f"{name} must be float32 [] with fp8='tensor'")
     return tuple(scale for scale in scales if scale is not None)

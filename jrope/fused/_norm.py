@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from jrope._gather import check_array
 from jrope._rotate import compute_dtype
 
 _Order = Literal["norm_rotate", "rotate_norm"]
@@ -40,6 +41,11 @@ class QkNorm:
         """Checks the options."""
         if not isinstance(self.epsilon, float):
             raise TypeError(f"epsilon must be a float, got {self.epsilon!r}")
+        for name in ("unit_offset", "rounded"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(
+                    f"{name} must be True or False, got {getattr(self, name)!r}"
+                )
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise ValueError(f"epsilon must be 0 or more, got {self.epsilon}")
         if self.order not in ("norm_rotate", "rotate_norm"):
@@ -64,10 +70,20 @@ def rms_norm(x: Array, weight: Array | None, norm: QkNorm) -> Array:
     )
 
 
+def check_norm(norm: object) -> None:
+    """Raises unless it is a QkNorm."""
+    if not isinstance(norm, QkNorm):
+        raise TypeError(
+            f"norm must be a QkNorm, got {type(norm).__name__}; of an epsilon it is "
+            f"jrope.fused.QkNorm(epsilon=...)"
+        )
+
+
 def check_weight(name: str, weight: Array | None, head_dim: int) -> None:
     """Raises unless a weight is one number a feature."""
     if weight is None:
         return
+    check_array(name, weight)
     if weight.shape != (head_dim,) or not jnp.issubdtype(weight.dtype, jnp.floating):
         raise ValueError(
             f"{name} must be floats [H] with H = {head_dim}, got {weight.dtype} "

@@ -10,12 +10,12 @@ from jaxtyping import Array, Float, Float32
 
 from jrope._gather import OutOfRange, check_array
 from jrope._kinds import Table
-from jrope._layout import RotaryLayout
+from jrope._layout import RotaryLayout, check_layout
 from jrope.fused._kernels import Axes
-from jrope.fused._norm import QkNorm
+from jrope.fused._norm import QkNorm, check_norm
 from jrope.fused._operation import run
 from jrope.fused._rows import Rows, RowSource, row_source
-from jrope.fused._turned import check_floating, kernel_declines, turned
+from jrope.fused._turned import check_flag, check_floating, kernel_declines, turned
 from jrope.fused._weights import Weights, given_weights
 
 
@@ -108,8 +108,8 @@ def qk_norm_rope(
     For a packed buffer see `qkv_rope`, which norms as well.
 
     Args:
-      positions: int32 [*B, T], or [A, *B, T] where the layout has an axis map; None
-        with rows.
+      positions: int32 [*B, T], or [A, *B, T] where the layout has an axis map; axes of
+        length 1 are shared. None with rows.
       query: [*B, T, N, H], or [*B, T, N, 2 H] with `gated`.
       key: [*B, T, K, H].
       table: float32 [P, R] or a table kind; or the rows (cos, sin) of `jrope.lookup`.
@@ -136,6 +136,9 @@ def qk_norm_rope(
     >>> query.tolist()
     [[[-1.0, 1.0]]]
     """
+    check_layout(layout)
+    check_norm(norm)
+    check_flag("gated", gated)
     _check_heads("query", query, layout.head_dim * (2 if gated else 1))
     _check_heads("key", key, layout.head_dim)
     tokens = query.shape[:-2]

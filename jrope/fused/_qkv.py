@@ -17,6 +17,7 @@ from jrope.fused._operation import run
 from jrope.fused._rows import Rows, RowSource, row_source
 from jrope.fused._turned import (
     cannot_rewrite,
+    check_flag,
     check_qkv,
     kernel_declines,
     split_qkv,
@@ -127,8 +128,8 @@ def qkv_rope(
     first be cut out of it, which moves all their bytes once more.
 
     Args:
-      positions: int32 [*B, T], or [A, *B, T] where the layout has an axis map; None
-        with rows.
+      positions: int32 [*B, T], or [A, *B, T] where the layout has an axis map; axes of
+        length 1 are shared. None with rows.
       qkv: [*B, T, (N + 2 K) H]: the queries' heads, the keys', the values'.
       table: float32 [P, R] or a table kind; or the rows (cos, sin) of `jrope.lookup`.
       layout: which features turn, in which pairs, by which axis.
@@ -155,6 +156,7 @@ def qkv_rope(
     ([[[-1.0, 0.0]]], [[[-3.0, 2.0]]], [[[4.0, 5.0]]])
     """
     check_qkv(qkv, query_heads, key_heads, layout)
+    check_flag("packed", packed)
     source, rows = row_source(
         positions,
         table,

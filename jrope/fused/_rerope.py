@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float32
 
+from jrope._gather import check_array
 from jrope._kinds import FlatTable, Table, as_table
-from jrope._layout import RotaryLayout
+from jrope._layout import RotaryLayout, check_layout
+from jrope._operands import HEAD_DTYPES
 from jrope._ops import check_shifts, shift_rows
 from jrope._primitive import bind_rope
 from jrope.fused._kernels import Axes
@@ -138,8 +140,8 @@ def rerope_cache(
     Args:
       shifts: int32 [S], new position minus old one, each of magnitude below P.
       key_cache: [pages, page_size, K, H] (NHD) or [pages, K, page_size, H] (HND), in
-        floats of 16 or 32 bits or float8_e4m3fn.
-      table: the table that rotated the keys.
+        floats of 16, 32 or 64 bits, those of 64 turned in float32, or float8_e4m3fn.
+      table: the table that rotated the keys, a flat or a two-level one.
       slots: int32 [S], which keys. Distinct, but for -1, which is skipped.
       layout: which features turn, and in which pairs.
       cache_layout: "NHD" or "HND".
@@ -162,8 +164,14 @@ def rerope_cache(
     >>> moved[0, :2, 0].round(4).tolist()
     [[-0.3012000024318695, 1.3817999362945557], [1.0, 1.0]]
     """
+    check_layout(layout)
     pages = Pages(layout=cache_layout)
     pages.check("key_cache", key_cache, None, layout.head_dim)
+    if key_cache.dtype not in (*HEAD_DTYPES, FP8):
+        raise TypeError(
+            f"key_cache must be one of {[str(dtype) for dtype in HEAD_DTYPES]} or "
+            f"{FP8}, got {key_cache.dtype}; keys of other types are not turned in place"
+        )
     kind = as_table(table)
     signed = check_shifts(shifts, kind, layout=layout)
     if signed.ndim != 1:
@@ -192,6 +200,7 @@ def _check_amax(
 ) -> tuple[Array, ...]:
     if amax is None:
         return ()
+    check_array("key_amax", amax)
     if cache.dtype != FP8:
         raise ValueError(
             f"key_amax must come with a cache of float8_e4m3fn, got {cache.dtype}"

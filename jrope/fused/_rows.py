@@ -9,8 +9,14 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from jrope._fractional import is_fractional
-from jrope._gather import OutOfRange, check_out_of_range, check_table, device_positions
-from jrope._kinds import FlatTable, Table, as_table
+from jrope._gather import (
+    OutOfRange,
+    check_array,
+    check_out_of_range,
+    check_table,
+    device_positions,
+)
+from jrope._kinds import FlatTable, Table, as_table, check_for_all_heads
 from jrope._layout import RotaryLayout, check_layout
 from jrope._rotate import lookup
 
@@ -76,6 +82,7 @@ def row_source(
     layout: RotaryLayout,
     tokens: tuple[int, ...],
     out_of_range: OutOfRange,
+    is_shared: bool = True,
 ) -> tuple[RowSource, Rows]:
     """Checks positions and table, or rows, and gives them as operands.
 
@@ -88,33 +95,36 @@ def row_source(
       layout: for `lookup`.
       tokens: the axes [*B, T] of the heads.
       out_of_range: for `lookup`.
+      is_shared: whether axes of length 1 are one for all, or must be the tokens' own.
     """
     check_layout(layout)
     check_out_of_range(out_of_range)
     if positions is None:
-        return _given(table, layout, tokens)
+        return _given(table, layout, tokens, is_shared)
     if isinstance(table, tuple):
         raise TypeError(
             "positions must be None where the rows (cos, sin) are given: they are of "
             "positions already"
         )
     kind = as_table(table)
+    check_for_all_heads(kind)
     check_table(kind.cos_sin_cache)
     is_flat = type(kind) is FlatTable and kind.cos_sin_cache.shape[1] == (
         layout.rotary_dim
     )
     if not is_flat or layout.position_axes is not None or is_fractional(positions):
         rows = lookup(kind, positions, layout=layout, out_of_range=out_of_range)
-        return _given(rows, layout, tokens)
+        return _given(rows, layout, tokens, is_shared)
     indices = device_positions(
         positions, rows=kind.max_position_embeddings, out_of_range=out_of_range
     )
     source = RowSource(layout=layout, gathered=True, out_of_range=out_of_range)
-    return source, (_over(tokens, indices, 0, "positions"), kind.cos_sin_cache)
+    places = _over(tokens, indices, 0, "positions", is_shared)
+    return source, (places, kind.cos_sin_cache)
 
 
 def _given(
-    rows: Any, layout: RotaryLayout, tokens: tuple[int, ...]
+    rows: Any, layout: RotaryLayout, tokens: tuple[int, ...], is_shared: bool
 ) -> tuple[RowSource, Rows]:
     if not isinstance(rows, tuple) or len(rows) != 2:
         raise TypeError(
@@ -123,25 +133,29 @@ def _given(
         )
     half = layout.rotary_dim // 2
     for name, row in zip(("cos", "sin"), rows, strict=True):
+        check_array(name, row)
         if row.dtype != jnp.float32 or row.shape[-1:] != (half,):
             raise ValueError(
                 f"{name} must be float32 [*B, T, R/2] with R/2 = {half}, got "
                 f"{row.dtype} {row.shape}"
             )
-    cos, sin = (_over(tokens, row, 1, "rows") for row in rows)
+    cos, sin = (_over(tokens, row, 1, "rows", is_shared) for row in rows)
     return RowSource(layout=layout, gathered=False), (cos, sin)
 
 
-def _over(tokens: tuple[int, ...], x: Array, rest: int, name: str) -> Array:
+def _over(
+    tokens: tuple[int, ...], x: Array, rest: int, name: str, is_shared: bool
+) -> Array:
     """One for every token, where an axis of length 1 was shared."""
     own = x.shape[: x.ndim - rest]
     fits = len(own) == len(tokens) and all(
-        length in (1, wanted) for length, wanted in zip(own, tokens, strict=True)
+        length == wanted or (is_shared and length == 1)
+        for length, wanted in zip(own, tokens, strict=True)
     )
     if not fits:
         raise ValueError(
-            f"{name} must have the axes of the tokens, {tokens} (1 is shared), got "
-            f"{own}"
+            f"{name} must have the axes of the tokens, {tokens}"
+            f"{' (1 is shared)' * is_shared}, got {own}"
         )
     return jnp.broadcast_to(x, (*tokens, *x.shape[x.ndim - rest :]))
 

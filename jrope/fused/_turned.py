@@ -4,10 +4,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jrope._gather import check_array
-from jrope._layout import RotaryLayout
+from jrope._layout import RotaryLayout, check_layout
+from jrope._operands import HEAD_DTYPES
 from jrope._primitive import bind_rope
 from jrope._rotate import compute_dtype
 from jrope.fused._norm import QkNorm, rms_norm
@@ -72,7 +74,14 @@ def check_qkv(
     qkv: Array, query_heads: int, key_heads: int, layout: RotaryLayout
 ) -> None:
     """Raises unless `qkv` holds whole heads of these numbers."""
+    check_layout(layout)
     check_array("qkv", qkv)
+    for name, heads in (("query_heads", query_heads), ("key_heads", key_heads)):
+        if isinstance(heads, bool) or not isinstance(heads, int | np.integer):
+            raise TypeError(
+                f"{name} must be an int, and static, got {heads!r}; is it a value "
+                f"inside jit?"
+            )
     if min(query_heads, key_heads) < 1:
         raise ValueError(
             f"query_heads and key_heads must be at least 1, got {query_heads} and "
@@ -89,9 +98,18 @@ def check_qkv(
 
 
 def check_floating(name: str, x: Array) -> None:
-    """Raises unless `x` holds floats."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{name} must be floats, got {x.dtype}")
+    """Raises unless `x` holds floats that rotate."""
+    if x.dtype not in HEAD_DTYPES:
+        raise TypeError(
+            f"{name} must be floats of 16, 32 or 64 bits, got {x.dtype}; are they "
+            f"quantised?"
+        )
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raises unless an option is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def kernel_declines(xs: list[jax.Array], tokens: int) -> str | None:

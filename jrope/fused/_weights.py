@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxtyping import Array
 
-from jrope.fused._norm import QkNorm, check_weight
+from jrope.fused._norm import QkNorm, check_norm, check_weight
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,14 @@ def given_weights(
     key_weight: Array | None,
     head_dim: int,
 ) -> tuple[Weights, list[Array]]:
-    """Checks the weights and gives those that there are.
+    """Checks norm and weights and gives those weights that there are.
 
     Raises:
+      TypeError: if the norm is none, or a weight no array.
       ValueError: if a weight has another shape, or no norm to belong to.
     """
+    if norm is not None:
+        check_norm(norm)
     named = {"query_weight": query_weight, "key_weight": key_weight}
     for name, weight in named.items():
         check_weight(name, weight, head_dim)
