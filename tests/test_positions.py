@@ -66,7 +66,7 @@ def test_inputs_are_left_alone():
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 @pytest.mark.parametrize("tokens", [0, 1, 5, 300])
 def test_text_stores_nothing(family, tokens):
-    made = plan(spec(family), np.arange(1, tokens + 1, dtype=np.int32))
+    made = plan(spec(family), np.arange(500, 500 + tokens, dtype=np.int32))
     assert made.is_text_only and made.table is None
     assert made.delta == 0 and made.max_position == tokens - 1
     want = np.broadcast_to(np.arange(tokens), (made.axes, tokens))
@@ -314,6 +314,12 @@ def test_images_to_be_generated():
         plan(model, ids, image_grid_thw=[[1, 0, 3]])
     with pytest.raises(PositionError, match="capacity image 0"):
         plan(model, ids, image_grid_thw=[[1, 2**30, 2**30]])
+    # Neither alone is too large.
+    for grid in ([1, 30_000, 40_000], [1, 1, 2**30]):
+        with pytest.raises(
+            PositionError, match="capacity image 1: expected 2147483647"
+        ):
+            plan(model, ids, image_grid_thw=[grid, grid])
 
 
 def test_a_canvas_is_checked_as_well():

@@ -1,12 +1,21 @@
 """Random prompts, against positions that plain Python builds token by token."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from fuzzing import CASES, cases
 from hypothesis import strategies as st
 from positions_oracle import FAMILIES, Prompt, random_prompt
 
-from jrope.positions import BatchPositions, PositionPlan, PositionSpec, plan, spec
+from jrope.positions import (
+    BatchPositions,
+    PositionError,
+    PositionPlan,
+    PositionSpec,
+    plan,
+    spec,
+)
 from jrope.positions._jit import INTERPRETED
 
 pytestmark = pytest.mark.fuzz
@@ -48,6 +57,7 @@ def test_random_layouts(family):
         made = planned(model, prompt)
         want = expected(model, prompt)
         np.testing.assert_array_equal(made.positions(), want, f"{family} {seed}")
+        assert made.max_position == want.max(initial=-1), seed
         if family not in ("hunyuan_vl", "hunyuan_vl_3ax", "glm_image"):
             assert made.delta == prompt.delta, seed
         media += len(prompt.images) + len(prompt.videos) + len(prompt.audio)
@@ -71,6 +81,34 @@ def test_a_clipped_prompt_has_the_positions_of_its_tokens(family):
         made = planned(model, prompt, truncate="clip")
         np.testing.assert_array_equal(made.positions(), want[:, :keep], str(seed))
         assert made.delta == prompt.delta
+
+
+def with_index(model: PositionSpec) -> PositionSpec:
+    """The family with one more row, of indices, if it has none."""
+    if model.row_index >= 0:
+        return model
+    return dataclasses.replace(model, axes=model.axes + 1, row_index=model.axes)
+
+
+@pytest.mark.parametrize("extended", [False, True], ids=["own rows", "with indices"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_row_passes_the_largest_position(family, extended):
+    """Also of prompts that end in a medium, where indices can be the largest."""
+    model = with_index(model_of(family)) if extended else model_of(family)
+    for seed in range(LAYOUTS // 4):
+        prompt = random_prompt(family, seed)
+        keep = (7 * seed) % (len(prompt.ids) + 1)
+        prompt.ids = prompt.ids[:keep]
+        made = planned(model, prompt, truncate="clip")
+        positions = made.positions(0, made.num_planned)
+        assert made.max_position == positions.max(initial=-1), seed
+        if made.max_position < 1:
+            continue
+        width, rows = made.num_planned, int(made.max_position) + 1
+        BatchPositions(model, 1, max_tokens=width, max_position=rows).add(0, made)
+        fewer = BatchPositions(model, 1, max_tokens=width, max_position=rows - 1)
+        with pytest.raises(PositionError, match="position_beyond_table"):
+            fewer.add(0, made)
 
 
 STEP = st.tuples(st.integers(0, 5), st.integers(0, 60), st.integers(0, 25))
