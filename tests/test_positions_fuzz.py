@@ -14,6 +14,7 @@ from jrope.positions import (
     PositionPlan,
     PositionSpec,
     plan,
+    plan_from_spans,
     spec,
 )
 from jrope.positions._jit import INTERPRETED
@@ -81,6 +82,49 @@ def test_a_clipped_prompt_has_the_positions_of_its_tokens(family):
         made = planned(model, prompt, truncate="clip")
         np.testing.assert_array_equal(made.positions(), want[:, :keep], str(seed))
         assert made.delta == prompt.delta
+
+
+def spans_with_sound(model: PositionSpec, prompt: Prompt) -> list[list[int]]:
+    """Runs of one kind; videos with their sound from delimiter to delimiter."""
+    opens = (model.vision_start_token_id, model.audio_start_token_id)
+    ids, k, spans = prompt.ids, 0, []
+    while k < len(ids):
+        stop = k + 1
+        if k and (ids[k - 1], ids[k]) == opens:
+            stop = ids.index(model.audio_end_token_id, k) + 1
+            spans.append([4, k, stop - k])
+        elif prompt.kinds[k]:
+            while prompt.kinds[stop] == prompt.kinds[k]:
+                stop += 1
+            spans.append([prompt.kinds[k], k, stop - k])
+        k = stop
+    return spans
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_videos_with_sound_by_their_spans(family):
+    """The order of the two streams is the processor's, also of a part of them."""
+    model, both = model_of(family), 0
+    for seed in range(LAYOUTS):
+        prompt = random_prompt(family, seed)
+        spans = spans_with_sound(model, prompt)
+        want = expected(model, prompt)
+        tokens = want.shape[1]
+        for keep in (tokens, (7 * seed) % (tokens + 1)):
+            kept = [span for span in spans if span[1] < keep]
+            made = plan_from_spans(
+                model,
+                keep,
+                np.array(kept, np.int32).reshape(-1, 3),
+                image_grid_thw=prompt.images,
+                video_grid_thw=prompt.videos,
+                second_per_grid_ts=prompt.seconds,
+                audio_lengths=prompt.audio,
+                truncate="clip",
+            )
+            np.testing.assert_array_equal(made.positions(), want[:, :keep], str(seed))
+        both += sum(span[0] == 4 for span in spans)
+    assert both > LAYOUTS // 4
 
 
 def with_index(model: PositionSpec) -> PositionSpec:
