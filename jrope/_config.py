@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from jrope._layout import RotaryLayout, check_int, check_length
+from jrope._layout import LONGEST, RotaryLayout, check_int, check_length
 from jrope._show import show
 from jrope.scalings import Default, Frequencies, Geometry, Scaling, check_number
 from jrope.scalings._base import check_amplitude
@@ -39,7 +39,8 @@ class DualChunk:
 
     def __post_init__(self) -> None:
         """Checks that a chunk is longer than its overlap."""
-        check_int("chunk_size", self.chunk_size, minimum=1)
+        # The table has four rows a position of a chunk, numbered by int32.
+        check_int("chunk_size", self.chunk_size, minimum=1, maximum=LONGEST // 4)
         check_int("local_size", self.local_size, minimum=0)
         if self.local_size >= self.chunk_size:
             raise ValueError(

@@ -9,11 +9,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from jrope._layout import LONGEST
 from jrope._no_gradient import no_gradient
 
 OutOfRange = Literal["nan", "clip"]
 
-_INT32_MAX = 2**31 - 1
+_INT32_MAX = LONGEST
 _NARROW = tuple(map(np.dtype, ("int32", "int16", "int8", "uint16", "uint8")))
 
 
@@ -72,9 +73,12 @@ def device_positions(
             raise TypeError(_not_integers(name, positions.dtype))
         raise TypeError(
             f"{name} on the device must be int32, got {positions.dtype}; check "
-            f"their range on the host and cast them with positions.astype(jnp.int32)"
+            f"their range on the host and cast them with {name}.astype(jnp.int32)"
         )
     host = np.asarray(positions)
+    # NumPy's type of an empty list, which is one of integers as well.
+    if not host.size and not hasattr(positions, "dtype"):
+        host = host.astype(np.int32)
     if host.dtype.kind not in "iu":
         raise TypeError(_not_integers(name, host.dtype))
     if host.size:
@@ -103,6 +107,12 @@ def _check_range(name: str, low: int, high: int, rows: int | None) -> None:
             f"{name} must be below the table's {rows} rows, got {high}; does the "
             f"context exceed max_position_embeddings? Pad with negative positions"
         )
+
+
+def saturated_sum(first: Array, count: Array) -> Array:
+    """`first + count` in int32, which stops at the largest one and does not wrap."""
+    room = jnp.int32(_INT32_MAX) - jnp.maximum(first, jnp.int32(0))
+    return first + jnp.minimum(count, room)
 
 
 def gather_rows(table: Array, indices: Array, out_of_range: OutOfRange) -> Array:

@@ -151,11 +151,13 @@ def _layers(config: Config, model: ModelType) -> list[tuple[str | None, bool]]:
 def _flags(config: Config) -> list[bool] | None:
     """`no_rope_layers`, where 1 means that rotary embedding is on."""
     flags = config.get("no_rope_layers")
-    if flags is None or flags == []:
+    if flags is None:
         return None
-    if not isinstance(flags, list | tuple) or not all(f in (0, 1) for f in flags):
+    if not isinstance(flags, list | tuple) or not all(
+        isinstance(flag, int) and flag in (0, 1) for flag in flags
+    ):
         raise TypeError(f"no_rope_layers must be a list of 0 and 1, got {show(flags)}")
-    return [bool(flag) for flag in flags]
+    return [bool(flag) for flag in flags] or None
 
 
 def _attends(layer_type: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from jrope._axes import chunked_axes
 from jrope._config import RopeConfig
 from jrope._hf_rope import Config, agreed, as_mapping, required
-from jrope._layout import check_int
+from jrope._layout import MAX_HEAD_DIM, check_int
 from jrope._show import show
 from jrope.scalings import Axial, check_number
 from jrope.scalings.axial import AxialOrder
@@ -126,7 +126,7 @@ def _stem(name: Any) -> str:
 def _head_dim(config: Config, kind: VisionType) -> int:
     head_dim = config.get("head_dim")
     if head_dim is not None:
-        check_int("head_dim", head_dim, minimum=4)
+        check_int("head_dim", head_dim, minimum=4, maximum=MAX_HEAD_DIM)
         return head_dim
     width, heads = required(config, (kind.width_key,)), required(config, _HEADS_KEYS)
     check_int(kind.width_key, width, minimum=1)
@@ -136,12 +136,14 @@ def _head_dim(config: Config, kind: VisionType) -> int:
             f"{kind.width_key} must be a multiple of the vision encoder's heads where "
             f"head_dim is absent, got {show(width)} and {show(heads)}"
         )
+    check_int("head_dim", width // heads, minimum=4, maximum=MAX_HEAD_DIM)
     return width // heads
 
 
 def _theta(config: Config) -> float:
     """The base: 10000 in every encoder that does not say."""
-    rope = config.get("rope_parameters") or {}
+    rope = config.get("rope_parameters")
+    rope = {} if rope is None else rope
     if not isinstance(rope, Mapping):
         raise TypeError(f"rope_parameters must be a mapping, got {show(rope)}")
     unused = [key for key in _UNUSED_KEYS if config.get(key) is not None]

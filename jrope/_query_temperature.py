@@ -32,9 +32,15 @@ def query_temperature(
 
 @functools.partial(jax.jit, static_argnums=1)
 def _temperature(positions: Array, temperature: QueryTemperature) -> Array:
-    """In two divisions, since a position plus the shift can exceed int32."""
+    """Quotients and rests by themselves: a position plus the shift can exceed int32."""
     length = jnp.int32(temperature.length)
-    inside = positions % length + jnp.int32(temperature.shift)
-    steps = positions // length + inside // length
-    growth = jnp.log1p(jnp.maximum(steps, jnp.int32(0)).astype(jnp.float32))
+    shift, rest = divmod(temperature.shift, temperature.length)
+    carry = positions % length >= length - jnp.int32(rest)
+    ahead = jnp.int32(shift) + carry.astype(jnp.int32)
+    quotient = positions // length
+    # Their sum can exceed int32 as well, and then only uint32 holds it.
+    steps = quotient.astype(jnp.uint32) + ahead.astype(jnp.uint32)
+    is_padding = (quotient < 0) & (jnp.minimum(quotient, jnp.int32(0)) + ahead < 0)
+    steps = jnp.where(is_padding, jnp.uint32(0), steps)
+    growth = jnp.log1p(steps.astype(jnp.float32))
     return jnp.float32(1) + jnp.float32(temperature.scale) * growth

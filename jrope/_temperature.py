@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jrope._layout import check_int
+from jrope._layout import check_length
 from jrope.scalings import check_number
 
 
@@ -22,7 +22,8 @@ class QueryTemperature:
       shift: added to the position.
 
     Raises:
-      TypeError, ValueError: if a number is none, or not positive.
+      TypeError, ValueError: if a number is none, or not positive, or one of the two
+        lengths does not fit int32.
 
     >>> QueryTemperature(scale=0.1, length=8192).shift
     0
@@ -35,5 +36,5 @@ class QueryTemperature:
     def __post_init__(self) -> None:
         """Checks the numbers."""
         check_number("query temperature's scale", self.scale)
-        check_int("query temperature's length", self.length, minimum=1)
-        check_int("query temperature's shift", self.shift, minimum=0)
+        check_length("query temperature's length", self.length)
+        check_length("query temperature's shift", self.shift, minimum=0)

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int32
 
 from jrope._gather import device_positions
+from jrope._layout import LONGEST, check_int, check_length
 from jrope.positions_jax import positions_from_cu_seqlens, positions_from_segment_ids
 
 Scheme = Literal["contiguous", "zigzag"]
@@ -48,7 +49,7 @@ def context_parallel_positions(
       -1 for padding.
 
     Raises:
-      TypeError: if the rank or the ids are not integers.
+      TypeError: if a size, the rank or the ids are not integers.
       ValueError: if the length does not split, shapes do not fit, or a rank on the host
         is none of the group.
 
@@ -101,6 +102,7 @@ def context_parallel_order(
       int32 [total_length], on the host.
 
     Raises:
+      TypeError: if a size is no int.
       ValueError: if the length does not split.
 
     >>> context_parallel_order(8, 2, "zigzag").tolist()
@@ -117,8 +119,10 @@ def context_parallel_order(
 def _check_split(total_length: int, size: int, scheme: str) -> None:
     if scheme not in get_args(Scheme):
         raise ValueError(f"scheme must be one of {get_args(Scheme)}, got {scheme!r}")
+    check_int("size", size, minimum=1, maximum=LONGEST // 2)
+    check_length("total_length", total_length, minimum=0)
     runs = size if scheme == "contiguous" else 2 * size
-    if size < 1 or total_length % runs:
+    if total_length % runs:
         raise ValueError(
             f"total_length must be a multiple of {runs} for scheme={scheme!r} over "
             f"{size} ranks, got {total_length}; pad the sequence, with segment id 0"

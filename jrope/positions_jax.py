@@ -13,7 +13,8 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Int32
 
-from jrope._gather import device_positions
+from jrope._gather import device_positions, saturated_sum
+from jrope._layout import LONGEST
 
 _PADDING = -1
 
@@ -22,6 +23,8 @@ def positions_from_indptr(
     indptr: ArrayLike, offsets: ArrayLike, *, size: int
 ) -> Int32[Array, " size"]:
     """Positions of requests laid end to end: request r counts up from offsets[r].
+
+    On the device a count stops at the largest int32: no table has a row for it.
 
     Args:
       indptr: int32 [requests + 1], where each request's tokens begin, ascending from 0;
@@ -33,8 +36,9 @@ def positions_from_indptr(
       int32 [size].
 
     Raises:
-      TypeError, ValueError: if the shapes do not fit, `size` is no static int, or an
-        `indptr` on the host does not ascend from 0 to at most `size`.
+      TypeError, ValueError: if the shapes do not fit, `size` is no static int, an
+        `indptr` on the host does not ascend from 0 to at most `size`, or positions that
+        are known there do not fit int32.
 
     >>> positions_from_indptr(jnp.array([0, 1, 5, 10]), jnp.array([4, 6, 3]), size=12
     ...     ).tolist()
@@ -53,11 +57,12 @@ def positions_from_indptr(
             f"offsets must be [requests] = ({requests},) for indptr of {requests + 1}, "
             f"got shape {first.shape}"
         )
+    _check_reach(indptr, offsets)
     if not requests:
         return jnp.full((size,), _PADDING, jnp.int32)
     token = jnp.arange(size, dtype=jnp.int32)
     own = _request_of_token(starts, size)
-    made = first[own] + token - starts[own]
+    made = saturated_sum(first[own], token - starts[own])
     return jnp.where(token < starts[-1], made, jnp.int32(_PADDING))
 
 
@@ -92,12 +97,15 @@ def offsets_from_positions(
         return none, ascends & (starts[-1] == 0)
     at_start = given[jnp.clip(starts[:-1], 0, size - 1)]
     offsets = jnp.where(jnp.diff(starts) > 0, at_start, jnp.int32(0))
-    again = positions_from_indptr(starts, offsets, size=size)
-    real = jnp.arange(size, dtype=jnp.int32) < starts[-1]
+    token = jnp.arange(size, dtype=jnp.int32)
     fits = ascends & (starts[-1] <= size)
-    # Counting up past the largest int32 begins again at the smallest.
-    counts_up = (again == given) & (given >= offsets[_request_of_token(starts, size)])
-    return offsets, fits & jnp.all(jnp.where(real, counts_up, True))
+    if not offsets.shape[0]:
+        return offsets, fits
+    own = _request_of_token(starts, size)
+    count = given - offsets[own]
+    # Counting up past the largest int32 would begin again at the smallest.
+    counts_up = (count == token - starts[own]) & (given >= offsets[own])
+    return offsets, fits & jnp.all(jnp.where(token < starts[-1], counts_up, True))
 
 
 def positions_from_mask(mask: ArrayLike) -> Int32[Array, "..."]:
@@ -118,7 +126,9 @@ def positions_from_mask(mask: ArrayLike) -> Int32[Array, "..."]:
     [[-1, -1, 0, 1], [0, 1, 2, -1]]
     """
     if not isinstance(mask, jax.Array):
-        mask = np.asarray(mask)
+        given, mask = mask, np.asarray(mask)
+        if not mask.size and not hasattr(given, "dtype"):
+            mask = mask.astype(bool)  # An empty list is float64 to NumPy.
         if mask.dtype.kind in "iu" and ((mask != 0) & (mask != 1)).any():
             raise ValueError(
                 "mask must be of 0 and 1, got other numbers; are rows packed? Then use "
@@ -221,6 +231,16 @@ def _check_ascending(name: str, given: ArrayLike, size: int) -> None:
             f"{name} must end at {size} or before, the number of tokens, got "
             f"{known[..., -1].max()}"
         )
+
+
+def _check_reach(indptr: ArrayLike, offsets: ArrayLike) -> None:
+    """Raises if positions that are known on the host pass int32."""
+    if isinstance(indptr, jax.Array) or isinstance(offsets, jax.Array):
+        return
+    lengths = np.diff(np.asarray(indptr).astype(np.int64))
+    last = (np.asarray(offsets).astype(np.int64) + lengths - 1)[lengths > 0]
+    if last.max(initial=0) > LONGEST:
+        raise ValueError(f"positions must fit int32, got up to {last.max()}")
 
 
 def _request_of_token(starts: Array, size: int) -> Int32[Array, " size"]:

@@ -129,7 +129,15 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
     [
         ((9, 0, 2), {}, ValueError, "multiple of 2 for scheme='contiguous'.* got 9"),
         ((10, 0, 2, "zigzag"), {}, ValueError, "multiple of 4 .* got 10; pad"),
-        ((8, 0, 0), {}, ValueError, "over 0 ranks"),
+        ((8, 0, 0), {}, ValueError, "size must be at least 1, got 0"),
+        ((8, 0, -2), {}, ValueError, "size must be at least 1, got -2"),
+        ((8, 0, 2.0), {}, TypeError, "size must be an int, got 2.0"),
+        ((8, 0, True), {}, TypeError, "size must be an int, got True"),
+        ((0, 0, 2**40), {}, ValueError, "size must be at most"),
+        ((8.0, 0, 2), {}, TypeError, "total_length must be an int, got 8.0"),
+        ((-8, 0, 2), {}, ValueError, "total_length must be at least 0, got -8"),
+        ((2**31, 0, 2), {}, ValueError, "total_length must fit int32 positions"),
+        ((2**33, 2**19, 2**20), {}, ValueError, "total_length must fit int32 positi"),
         ((8, 0, 2, "ring"), {}, ValueError, "scheme must be one of .* got 'ring'"),
         ((8, [0], 2), {}, ValueError, r"rank must be a scalar, got shape \(1,\)"),
         ((8, 0.5, 2), {}, TypeError, "rank must be integers, got float"),
@@ -153,3 +161,18 @@ COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
 def test_what_does_not_fit_is_refused(args, packed, error, message):
     with pytest.raises(error, match=message):
         context_parallel_positions(*args, **packed)
+    if not packed and "rank" not in message:
+        total, _, size, *scheme = args
+        with pytest.raises(error, match=message):
+            context_parallel_order(total, size, *scheme)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_longest_sequence_keeps_its_last_position(scheme):
+    size, total = 2**28, 2**31 - 2**30
+    for rank in (size - 1, 0):
+        made = context_parallel_positions(total, rank, size, scheme)
+        assert made.min() >= 0
+    last = size - 1 if scheme == "contiguous" else 0
+    made = context_parallel_positions(total, last, size, scheme)
+    assert made.max() == total - 1

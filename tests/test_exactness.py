@@ -157,3 +157,25 @@ def test_query_temperature_is_the_reference_formula():
     )
     padding = query_temperature(jnp.array([-1, -9000]), ministral)
     np.testing.assert_array_equal(padding, [1, 1])
+
+
+LARGEST = 2**31 - 1
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 8192, 2**30, LARGEST - 1, LARGEST])
+@pytest.mark.parametrize("shift", [0, 1, 10, 2**30, LARGEST - 1, LARGEST])
+def test_query_temperature_near_the_largest_int32(length, shift):
+    """No sum on the way wraps around: against whole numbers of any size."""
+    temperature = QueryTemperature(scale=1.0, length=length, shift=shift)
+    edges = [0, 1, length - 1, length, LARGEST - shift, LARGEST - 10, LARGEST]
+    places = sorted({x for x in edges if x <= LARGEST} | {-1, -shift, -LARGEST - 1})
+    steps = [max((x + shift) // length, 0) for x in places]
+    made = query_temperature(np.array(places, np.int32), temperature)
+    right = 1 + np.log1p(np.array(steps, np.float64))
+    np.testing.assert_allclose(made, right, rtol=3e-7)
+
+
+@pytest.mark.parametrize("field", ["length", "shift"])
+def test_a_query_temperature_of_lengths_that_int32_cannot_number(field):
+    with pytest.raises(ValueError, match=f"temperature's {field} must fit int32"):
+        QueryTemperature(**{"scale": 1.0, "length": 8, field: 2**31})

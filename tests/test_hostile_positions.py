@@ -25,6 +25,7 @@ from jrope.positions import (
     vision_positions,
     warmup,
 )
+from jrope.positions._media import audio_tokens
 
 QWEN, TEXT = spec("qwen2_vl"), spec("text")
 MOST = 2**26
@@ -106,6 +107,66 @@ def test_everything_else_that_says_a_length(no_memory):
 def test_prompts_by_their_length_alone(tokens, no_memory):
     with pytest.raises((ValueError, TypeError), match="num_tokens must be "):
         plan_from_spans(QWEN, tokens, [(1, 0, 4)], image_grid_thw=[[1, 4, 4]])
+
+
+# Span's length, grid, seconds, audio length, and the code of what is wrong.
+SOUND = [
+    (20, (10**9, 4, 4), 1e-9, 200, "token_count"),
+    (20, (10**9, 4, 4), 1.0, 200, "seconds_invalid"),
+    (20, (4, 2**30, 2**30), 1.0, 200, "token_count"),
+    (LARGEST - 2, (4, 2**30, 2**30), 1.0, 200, "token_count"),
+    (20, (LARGEST, 2**30, 2**30), 0.0, LARGEST, "token_count"),
+    (20, (4, 4, 4), 1.0, 2 * 10**8, "token_count"),
+    (20, (4, 4, 4), 1.0, -(2**31), "token_count"),
+    (20, (4, -4, 4), 1.0, 200, "grid_nonpositive"),
+    (20, (0, 4, 4), 1.0, 200, "grid_nonpositive"),
+    (20, (4, 5, 4), 1.0, 200, "grid_not_divisible"),
+    (20, (4, 4, 4), np.inf, 200, "seconds_invalid"),
+    (20, (4, 4, 4), np.nan, 200, "seconds_invalid"),
+    (20, (4, 4, 4), -1.0, 200, "seconds_invalid"),
+    (20, (4, 4, 4), 3e38, 200, "seconds_invalid"),
+]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("truncate", ["error", "clip"])
+@pytest.mark.parametrize("case", SOUND, ids=str)
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_videos_with_sound_are_checked_before_any_work(
+    family, case, truncate, no_memory
+):
+    length, grid, seconds, audio, code = case
+    with pytest.raises(PositionError) as caught:
+        plan_from_spans(
+            spec(family),
+            100,
+            [(4, 2, length)],
+            video_grid_thw=[grid],
+            second_per_grid_ts=[seconds],
+            audio_lengths=[audio],
+            truncate=truncate,
+        )
+    assert caught.value.code == code
+    assert caught.value.kind == ("audio" if audio < 0 else "video")
+
+
+@pytest.mark.parametrize("grid", [(2**26, 4, 4), (1, 2**14, 2**14), (2, 2, 2)])
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_of_a_clipped_video_with_sound_only_its_part_is_laid_out(family, grid):
+    model, audio = spec(family), LARGEST // 8
+    cells = grid[0] * grid[1] * grid[2] // 4
+    sounds = audio_tokens(audio, model.rule)
+    with little_memory():
+        made = plan_from_spans(
+            model,
+            100,
+            [(4, 2, cells + sounds + 2)],
+            video_grid_thw=[grid],
+            second_per_grid_ts=[0.0],
+            audio_lengths=[audio],
+            truncate="clip",
+        )
+    assert made.positions().shape == (3, 100)
 
 
 GRIDS = [

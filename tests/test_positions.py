@@ -317,6 +317,12 @@ def test_images_to_be_generated():
         plan(model, ids, image_grid_thw=[[1, 0, 3]])
     with pytest.raises(PositionError, match="capacity image 0"):
         plan(model, ids, image_grid_thw=[[1, 2**30, 2**30]])
+    # Neither alone is too large.
+    for grid in ([1, 30_000, 40_000], [1, 1, 2**30]):
+        with pytest.raises(
+            PositionError, match="capacity image 1: expected 2147483647"
+        ):
+            plan(model, ids, image_grid_thw=[grid, grid])
 
 
 def test_a_canvas_is_checked_as_well():

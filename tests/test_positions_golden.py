@@ -42,6 +42,8 @@ def test_positions_and_delta_by_ids(family):
         np.testing.assert_array_equal(made.positions(), row.positions, row.name)
         assert made.delta == row.delta, row.name
         assert made.num_tokens == len(row.ids)
+        planned = made.positions(0, made.num_planned)
+        assert made.max_position == planned.max(initial=-1), row.name
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,5 +1,7 @@
 """Positions built in the graph: equal to the host's, of static shape."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,9 +116,17 @@ def test_masks_and_segments_against_the_host(shape):
         (([1, 2], [0]), ValueError, r"indptr must ascend from 0, got \[1, 2\]"),
         (([0, 3, 2], [0, 0]), ValueError, r"indptr must ascend from 0, got \[0, 3, 2"),
         (([0, 2, 5], [0, 0]), ValueError, "indptr must end at 4 or before.* got 5"),
+        (([0, 3], [2**31 - 3]), None, ""),
+        (([0, 0, 1], [2**31 - 1] * 2), None, ""),
+        (([0, 3], [2**31 - 2]), ValueError, "must fit int32, got up to 2147483648"),
+        (([0, 1, 4], [0, 2**31 - 1]), ValueError, "got up to 2147483649"),
     ],
 )
 def test_refused(unchecked, call, error, message):
+    if error is None:
+        made = positions_jax.positions_from_indptr(*map(np.array, call), size=4)
+        assert made.max() == 2**31 - 1
+        return
     with pytest.raises(error, match=message):
         positions_jax.positions_from_indptr(*map(np.array, call), size=4)
 
@@ -157,6 +167,17 @@ def test_the_inverse_refuses_what_the_host_refuses(indptr, positions_):
         positions.offsets_from_positions(np.array(indptr), np.array(positions_))
 
 
+def test_counts_on_the_device_stop_at_the_largest_int32():
+    """Past it they would begin at the smallest, which is padding."""
+    last = 2**31 - 1
+    made = positions_jax.positions_from_indptr(
+        jnp.array([0, 3, 5]), jnp.array([last - 1, -4]), size=6
+    )
+    assert made.tolist() == [last - 1, last, last, -4, -3, -1]
+    _, holds = positions_jax.offsets_from_positions(jnp.array([0, 3, 5]), made)
+    assert not holds
+
+
 ONE = np.array([0, 1])
 
 
@@ -173,6 +194,24 @@ def test_a_size_inside_jit():
         jax.jit(lambda n: positions_jax.positions_from_indptr(ONE, ONE[1:], size=n))(4)
 
 
+def test_empty_lists_are_lists_of_integers(unchecked):
+    zero: Any = [0]
+    none: Any = []
+    nested: Any = [[], []]
+    assert positions_jax.positions_from_indptr(zero, none, size=2).tolist() == [-1, -1]
+    for call in (
+        positions_jax.positions_from_mask,
+        positions_jax.positions_from_segment_ids,
+    ):
+        assert call(none).shape == (0,) and call(nested).shape == (2, 0)
+        with pytest.raises(TypeError, match="integers, got float64"):
+            call(np.zeros(0))
+    offsets, holds = positions_jax.offsets_from_positions(zero, none)
+    assert offsets.shape == (0,) and holds
+    _, holds = positions_jax.offsets_from_positions(zero, np.array([5, 6]))
+    assert holds
+
+
 def test_scalars_are_refused():
     for call in (
         positions_jax.positions_from_mask,
@@ -180,3 +219,17 @@ def test_scalars_are_refused():
     ):
         with pytest.raises(ValueError, match=r"must be \[\*B, T\], got a scalar"):
             call(jnp.int32(1))
+
+
+def test_wide_integers_on_the_device_are_refused_by_their_own_name():
+    with jax.enable_x64(True):
+        wide = jnp.array([0, 3], jnp.int64)
+        calls = {
+            "indptr": lambda: positions_jax.positions_from_indptr(wide, wide, size=3),
+            "segment_ids": lambda: positions_jax.positions_from_segment_ids(wide),
+            "cu_seqlens": lambda: positions_jax.positions_from_cu_seqlens(wide, size=3),
+        }
+        for name, call in calls.items():
+            message = rf"{name} on the device .* {name}\.astype\(jnp\.int32\)"
+            with pytest.raises(TypeError, match=message):
+                call()

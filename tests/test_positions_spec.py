@@ -1,10 +1,12 @@
 """Specs from names and configs, and positions of plain RoPE from ragged shapes."""
 
 import dataclasses
+import itertools
 import json
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jrope.positions import (
@@ -14,6 +16,7 @@ from jrope.positions import (
     PositionError,
     PositionSpec,
     offsets_from_positions,
+    plan,
     positions_from_indptr,
     positions_from_mask,
     positions_from_segment_ids,
@@ -199,6 +202,11 @@ def test_a_canvas_from_a_config():
         ({"row_t": 3}, "must be below axes=3"),
         ({"row_index": 3}, "must be below axes=3"),
         ({"row_h": -1}, "row_h must be an int of at least 0"),
+        ({"axes": 5}, "axes must be at most 4, got 5"),
+        ({"axes": 10**9}, "axes must be at most 4, got 1000000000"),
+        ({"axes": 4, "image_token_id": 7}, "axes=4 rows must be one of t, h, w and in"),
+        ({"row_h": 0, "image_token_id": 7}, "or a row named twice"),
+        ({"row_index": 2, "video_token_id": 7}, "axes=3 rows must be one of t, h, w"),
         ({"row_index": -2}, "row_index must be an int of at least -1"),
         ({"image_token_id": 2**31}, "image_token_id .* fits into int32"),
         ({"canvas": (1, 2, 3, 4)}, "canvas must be the ids of <image>"),
@@ -235,6 +243,30 @@ def test_the_limits_of_a_spec():
     )
     assert made.shape_code == 4
     assert PositionSpec(family="mine", image_token_id=2**31 - 1).fractional is False
+
+
+@pytest.mark.parametrize("rows", list(itertools.permutations(range(4))))
+@pytest.mark.parametrize("family", ["qwen2_vl", "hunyuan_vl", "minicpmv4_7"])
+def test_every_row_is_written_wherever_it_lies(family, rows):
+    """On a buffer of garbage, for a scan and for a canvas."""
+    names = ("row_t", "row_h", "row_w", "row_index")
+    places = dict(zip(names, rows, strict=True))
+    model, known = spec(family, axes=4, **places), spec(family)
+    pads = [known.image_token_id] * (4 + known.extra_column * 2)
+    opens, closes = (known.canvas or (5, 6))[:2]
+    ids = [7, opens, *pads, closes]
+    side = 2 * known.spatial_merge_size
+    sizes = [[side, side] if known.canvas else [1, side, side]]
+    made = plan(model, ids, image_grid_thw=sizes)
+    out = np.full((4, len(ids)), -99, np.int32)
+    made.fill(out)
+    want = plan(known, ids, image_grid_thw=sizes).positions()
+    for name in names[:3]:
+        row = want[getattr(known, name)]
+        np.testing.assert_array_equal(out[places[name]], row, name)
+    index = out[places["row_index"]]
+    np.testing.assert_array_equal(index[2:-1], np.arange(2, len(ids) - 1))
+    assert made.max_position == out.max()
 
 
 def test_indptr_and_back():

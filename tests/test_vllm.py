@@ -105,6 +105,10 @@ def test_next_positions_that_do_not_fit():
     with pytest.raises(PositionError, match="out_dtype"):
         vllm.get_next_input_positions_tensor(out.astype(np.float32), 0, 0, 8, 3)
     assert (out == -1).all()
+    for rows in (0, 5, 10**6):
+        wide = np.full((rows, 1), -1, np.int32)
+        with pytest.raises(PositionError, match=f"3 rows, got {rows}"):
+            vllm.get_next_input_positions_tensor(wide, 0, 0, 8, 1)
 
 
 def test_numbers_that_are_not_positions():

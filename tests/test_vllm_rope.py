@@ -276,6 +276,25 @@ def test_batched_rows_start_at_offsets():
     assert_turned(out, heads()[0], *rows)
 
 
+def test_a_position_and_an_offset_do_not_wrap_around():
+    """Their sum past int32 reads the last row, as a position past the table does."""
+    x = jnp.ones((1, 32))
+    wanted, far = (
+        vllm.batched_rotary_embedding(
+            jnp.array([position]), x + 0, None, 32, table(), True, 16, jnp.array([40])
+        )[0]
+        for position in (23, 2**31 - 1)
+    )
+    np.testing.assert_array_equal(far, wanted)
+
+
+@pytest.mark.parametrize("factor", [1e300, 1.7e308, 2.0**24 + 2])
+def test_a_factor_whose_rows_int32_cannot_number(factor):
+    rope = {"rope_type": "linear", "factor": factor}
+    with pytest.raises(ValueError, match="factor times the trained length must fit"):
+        vllm.get_rope(64, 128, rope_parameters=rope)
+
+
 def test_operations_refuse(unchecked):
     q, k = heads()
     with pytest.raises(TypeError, match="table must be float32, got bfloat16"):

@@ -129,7 +129,7 @@ def canvas_table(
         end = stop
     grids.check_all_used()
     table.add_text(len(ids) - end)
-    return table.finished(len(ids))
+    return table.finished(spec, len(ids))
 
 
 def _crops(ids: np.ndarray, pads: tuple[int, ...]) -> Iterator[_Crop]:
@@ -255,7 +255,7 @@ class _Table:
         self._top = max(self._top, int(positions.max()))
         self.cursor = after
 
-    def finished(self, num_tokens: int) -> np.ndarray | None:
+    def finished(self, spec: PositionSpec, num_tokens: int) -> np.ndarray | None:
         """The table, None if there is no row in it."""
         if not self._rows:
             return None
@@ -263,8 +263,11 @@ class _Table:
         table = np.concatenate([header, *self._rows])
         table[0, columns.ROWS] = len(table) - 1
         table[0, columns.PLANNED] = num_tokens
-        table[0, columns.TOP] = self._top
-        table[0, columns.SHIFT] = self._top + 1 - num_tokens
+        last = table[-1, [columns.START, columns.COUNT]].sum() - 1
+        top = self._top if spec.row_index < 0 else max(self._top, last)
+        table[0, columns.TOP] = top
+        table[0, columns.SHIFT] = top + 1 - num_tokens
         axes = [columns.ROW_T, columns.ROW_H, columns.ROW_W, columns.ROW_INDEX]
-        table[0, axes] = 0, 1, 2, -1
+        table[0, axes] = spec.row_t, spec.row_h, spec.row_w, spec.row_index
+        table[0, columns.FRACTIONAL] = spec.fractional
         return table

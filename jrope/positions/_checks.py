@@ -10,8 +10,13 @@ _MOST = 2**31 - 1
 _FASTEST = 2.0**31
 
 
-def check_whole(name: str, value: object, *, least: int) -> None:
-    """Raises unless `value` is an int of at least `least` that fits into int32."""
+def check_whole(
+    name: str, value: object, *, least: int, most: int | None = None
+) -> None:
+    """Raises unless `value` is an int of at least `least` that fits into int32.
+
+    Where `most` is given, that is the limit.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {show(value)}")
     if not least <= value <= _MOST:
@@ -19,6 +24,8 @@ def check_whole(name: str, value: object, *, least: int) -> None:
             f"{name} must be an int of at least {least} that fits into int32, got "
             f"{show(value)}"
         )
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most}, got {show(value)}")
 
 
 def check_token(name: str, value: object) -> None:

@@ -87,7 +87,10 @@ class PositionPlan:
 
     @property
     def max_position(self) -> int | float:
-        """The largest position of the tokens that are planned; -1 if there are none."""
+        """The largest position of the tokens that are planned; -1 if there are none.
+
+        On any of the axes, that of indices (`PositionSpec.row_index`) as well.
+        """
         return self._number(TOP, self.num_tokens - 1)
 
     @property

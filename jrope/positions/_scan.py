@@ -137,7 +137,7 @@ def _finish_table(table, tokens, rule, images):
 
 
 @helper
-def _left_over(table, rule, options, images, videos, seconds, audio):
+def _left_over(table, tokens, rule, options, images, videos, seconds, audio):
     """The error of a prompt that holds fewer media than were described."""
     image, video = int(table[0, IMAGES]), int(table[0, VIDEOS])
     frame, sound = int(table[0, FRAMES]), int(table[0, SOUNDS])
@@ -148,8 +148,10 @@ def _left_over(table, rule, options, images, videos, seconds, audio):
             status, _, height, width, expected, got = read_grid(
                 images, k, rule, np.int64(IMAGE_KIND)
             )
-            if status == 0 and height * width >= POSITION_LIMIT:
-                status, expected, got = CAPACITY, POSITION_LIMIT, height * width
+            # Of all grids, and not of each: tokens are numbered by int32.
+            tokens += height * width
+            if status == 0 and tokens >= POSITION_LIMIT:
+                status, expected, got = CAPACITY, POSITION_LIMIT, tokens
             if status < 0:
                 return status, IMAGE_KIND, k, expected, got
     if options & rules.CLIP:
@@ -254,7 +256,7 @@ def scan(ids, rule, images, videos, seconds, audio, table, options):
             return _report(table, status, kind, index, expected, got, i)
         i += count
     status, kind, index, expected, got = _left_over(
-        table, rule, options, images, videos, seconds, audio
+        table, tokens, rule, options, images, videos, seconds, audio
     )
     if status < 0:
         return _report(table, status, kind, index, expected, got, -1)

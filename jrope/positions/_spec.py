@@ -32,7 +32,8 @@ class PositionSpec:
 
     Args:
       family: name of the row.
-      axes: rows of the positions, A.
+      axes: rows of the positions, A, from 1 to 4: where the family has images, each is
+        one of t, h, w and index.
       image_token_id: the pad that an image's tokens are; NO_TOKEN for none.
       video_token_id: the same of videos; it may be the image's, told apart by
         video_start and video_end.
@@ -125,13 +126,29 @@ class PositionSpec:
                     f"{name} must be one of {', '.join(allowed)}, got "
                     f"{show(getattr(self, name))}"
                 )
-        if max(self.row_t, self.row_h, self.row_w, self.row_index) >= self.axes:
-            raise ValueError(
-                f"rows of t, h, w and index must be below axes={self.axes}"
-            )
+        self._check_rows()
         object.__setattr__(self, "rule", self._made_rule())
         code = -self.axes if self.fractional else self.axes
         object.__setattr__(self, "shape_code", code)
+
+    def _check_rows(self) -> None:
+        """Raises if a row of the positions would be left unwritten, or written twice.
+
+        Text, and audio, fill all rows alike: which is which means nothing there.
+        """
+        names = ("row_t", "row_h", "row_w", "row_index")
+        given = {name: getattr(self, name) for name in names}
+        rows = [row for row in given.values() if row >= 0]
+        if max(rows) >= self.axes:
+            raise ValueError(
+                f"rows of t, h, w and index must be below axes={self.axes}, got {given}"
+            )
+        has_grids = {self.image_token_id, self.video_token_id} != {NO_TOKEN}
+        if has_grids and sorted(rows) != list(range(self.axes)):
+            raise ValueError(
+                f"each of the axes={self.axes} rows must be one of t, h, w and index, "
+                f"got {given}; was axes given without its rows, or a row named twice?"
+            )
 
     def _made_rule(self) -> np.ndarray:
         made = np.zeros(rules.SIZE)
@@ -204,9 +221,11 @@ _NAMED_PLACES = {
 }
 _CHOICES = dict(_NAMED_PLACES.values())
 _IDS = tuple(name for name in _PLACES.values() if name.endswith("_token_id"))
-_SIZES = ("axes", "spatial_merge_size", "temporal_merge_size", "audio_chunk")
+_MOST_AXES = 4  # As many as there are kinds of rows.
+_SIZES = ("spatial_merge_size", "temporal_merge_size", "audio_chunk")
 _FLAGS = ("extra_column", "decodes_images", "fractional", "hf5_differs")
 _CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "axes": functools.partial(check_whole, least=1, most=_MOST_AXES),
     **dict.fromkeys(_SIZES, functools.partial(check_whole, least=1)),
     **dict.fromkeys(_IDS, check_token),
     **dict.fromkeys(_FLAGS, check_flag),

@@ -25,8 +25,8 @@ COLUMNS = 16
 START, COUNT, FIRST, HEIGHT, WIDTH = 0, 1, 2, 3, 4
 BASE_T, BASE_H, BASE_W, STEP, RATE, AFTER = 5, 6, 7, 8, 9, 10
 # Of the header: number of segments, first token that the table says nothing of, what
-# is added to the index of that token and all later ones, the largest position; and
-# which row of the positions is t, h, w and the token's index (-1: none is).
+# is added to the index of that token and all later ones, the largest position on any
+# row; and which row of the positions is t, h, w and the token's index (-1: none is).
 ROWS, PLANNED, SHIFT, TOP = 0, 1, 2, 3
 ROW_T, ROW_H, ROW_W, ROW_INDEX, FRACTIONAL = 4, 5, 6, 7, 8
 # Of the header while a table is being built: position of the next text token; images,
@@ -96,6 +96,9 @@ def add_segment(table, start, count, first, height, width, after):
     table[row, WIDTH] = width
     table[row, AFTER] = after
     table[0, CURSOR] = after
+    # A ramp has no row of indices: its axes are equal.
+    if height > 0 and table[0, ROW_INDEX] >= 0:
+        raise_top(table, np.float64(start + count - 1))
     return row
 
 

@@ -151,6 +151,8 @@ def get_next_input_positions_tensor(
     """
     start = operator.index(mrope_position_delta) + operator.index(context_len)
     rows = out.shape[0] if isinstance(out, np.ndarray) and out.ndim == 2 else 3
+    # Of other counts of rows there is no family: `fill` refuses them by name.
+    rows = rows if rows in (1, 2, 3, 4) else 3
     stop = start + operator.index(num_new_tokens)
     _text_plan(rows).fill(out, start, stop, out_offset)
 

@@ -11,11 +11,11 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, Float32
 
 from jrope._config import RopeConfig
-from jrope._gather import check_table, device_positions
+from jrope._gather import check_table, device_positions, saturated_sum
 from jrope._hf import config_from_hf
 from jrope._kinds import TableName
-from jrope._layout import RotaryLayout
-from jrope._operands import check_donated
+from jrope._layout import LONGEST, RotaryLayout
+from jrope._operands import check_donated, check_no_shared_token
 from jrope._ops import rotate
 from jrope._rotate import lookup
 from jrope._shell import on_all_axes
@@ -24,7 +24,6 @@ from jrope.nnx import RotaryEmbedding
 # vLLM gives M-RoPE tables so many times the rows: a position that counts a video's time
 # can exceed the number of tokens.
 _MROPE_ROWS = 4
-_INT32_ROWS = 2**31 - 1
 
 
 class ServingRotaryEmbedding(RotaryEmbedding):
@@ -147,13 +146,19 @@ def _served(
     length = config.max_position_embeddings
     factor = getattr(config.scaling, "factor", None) or 1.0
     trained = getattr(config.scaling, "original_max_position_embeddings", None)
-    rows = max(length, longest, math.ceil((trained or length) * factor))
+    scaled = (trained or length) * factor
+    if scaled > LONGEST:
+        raise ValueError(
+            f"factor times the trained length must fit int32 positions, got "
+            f"{factor:.6g} times {trained or length}; is the factor another model's?"
+        )
+    rows = max(length, longest, math.ceil(scaled))
     if config.axis_of_frequency is not None:
         rows *= _MROPE_ROWS
     config = config_from_hf(
         hf_config,
         is_neox_style=is_neox_style,
-        max_position_embeddings=min(rows, _INT32_ROWS),
+        max_position_embeddings=min(rows, LONGEST),
     )
     assert config is not None  # As above.
     return config.for_length(longest)
@@ -257,7 +262,7 @@ def batched_rotary_embedding(
             f"cos_sin_cache_offsets must have the shape of positions, {inside.shape}, "
             f"got {starts.shape}"
         )
-    index = jnp.maximum(inside, jnp.int32(0)) + starts
+    index = saturated_sum(starts, jnp.maximum(inside, jnp.int32(0)))
     cos, sin = lookup(cos_sin_cache, index, layout=layout, out_of_range="clip")
     return _donating_rotate(query, key, cos, sin, layout)
 
@@ -278,6 +283,7 @@ def _donating_rotate(
     query: Array, key: Array | None, cos: Array, sin: Array, layout: RotaryLayout
 ) -> tuple[Array, Array | None]:
     check_donated(query, key)
+    check_no_shared_token(query, cos)
     return _jitted_rotate(query, key, cos, sin, layout)
 
 
