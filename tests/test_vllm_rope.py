@@ -309,6 +309,8 @@ def test_operations_refuse(unchecked):
         vllm.batched_rotary_embedding(POSITIONS, q, k, 32, table(), True, 32, zeros)
     with pytest.raises(ValueError, match=r"shape of positions, \(6,\), got \(2,\)"):
         vllm.batched_rotary_embedding(POSITIONS, q, k, 32, table(), True, 16, zeros[:2])
+    with pytest.raises(ValueError, match="a position for each of the 6 tokens, got 1"):
+        vllm.rotary_embedding(np.array([3]), q, k, 32, table(), True)
     assert not q.is_deleted()
 
 
