@@ -14,7 +14,6 @@ from jrope._no_gradient import no_gradient
 
 OutOfRange = Literal["nan", "clip"]
 
-_INT32_MAX = LONGEST
 _NARROW = tuple(map(np.dtype, ("int32", "int16", "int8", "uint16", "uint8")))
 
 
@@ -58,7 +57,7 @@ def check_table(table: Array) -> None:
 def device_positions(
     positions: ArrayLike,
     *,
-    rows: int = _INT32_MAX + 1,
+    rows: int = LONGEST + 1,
     out_of_range: OutOfRange = "nan",
     name: str = "positions",
 ) -> Array:
@@ -95,12 +94,12 @@ def _not_integers(name: str, dtype: np.dtype) -> str:
 
 
 def _check_range(name: str, low: int, high: int, rows: int | None) -> None:
-    if high > _INT32_MAX:
+    if high > LONGEST:
         raise ValueError(
             f"{name} must fit int32, got {high}; was a padding id cast to an "
             f"unsigned type?"
         )
-    if low < -_INT32_MAX - 1:
+    if low < -LONGEST - 1:
         raise ValueError(f"{name} must fit int32, got {low}")
     if rows is not None and high >= rows:
         raise ValueError(
@@ -111,7 +110,7 @@ def _check_range(name: str, low: int, high: int, rows: int | None) -> None:
 
 def saturated_sum(first: Array, count: Array) -> Array:
     """`first + count` in int32, which stops at the largest one and does not wrap."""
-    room = jnp.int32(_INT32_MAX) - jnp.maximum(first, jnp.int32(0))
+    room = jnp.int32(LONGEST) - jnp.maximum(first, jnp.int32(0))
     return first + jnp.minimum(count, room)
 
 
