@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Int32
 
 from jrope._gather import device_positions, saturated_sum
 from jrope._layout import LONGEST
+from jrope._show import show
 
 _PADDING = -1
 
@@ -225,7 +226,7 @@ def _check_ascending(name: str, given: ArrayLike, size: int) -> None:
         return
     known = np.asarray(given)
     if (known[..., 0] != 0).any() or (np.diff(known.astype(np.int64)) < 0).any():
-        raise ValueError(f"{name} must ascend from 0, got {known.tolist()}")
+        raise ValueError(f"{name} must ascend from 0, got {show(known.tolist())}")
     if (known[..., -1] > size).any():
         raise ValueError(
             f"{name} must end at {size} or before, the number of tokens, got "
