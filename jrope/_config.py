@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from jrope._layout import LONGEST, RotaryLayout, check_int, check_length
+from jrope._layout import LONGEST, RotaryLayout, check_bool, check_int, check_length
 from jrope._show import show
 from jrope.scalings import Default, Frequencies, Geometry, Scaling, check_number
 from jrope.scalings._base import check_amplitude
@@ -74,10 +74,7 @@ class Fope:
         """Checks the number of frequencies."""
         if self.num_inv_freq is not None:
             check_int("num_inv_freq", self.num_inv_freq, minimum=1)
-        if not isinstance(self.separate_heads, bool):
-            raise TypeError(
-                f"fope_sep_head must be a bool, got {show(self.separate_heads)}"
-            )
+        check_bool("fope_sep_head", self.separate_heads)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

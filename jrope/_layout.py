@@ -28,6 +28,12 @@ def check_int(
         raise ValueError(f"{name} must be at most {maximum}, got {show(value)}")
 
 
+def check_bool(name: str, value: object) -> None:
+    """Raises unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, got {show(value)}")
+
+
 def check_length(name: str, value: object, *, minimum: int = 1) -> None:
     """Raises unless `value` is a count of positions that int32 can number.
 
@@ -82,10 +88,7 @@ class RotaryLayout:
         check_int("head_dim", self.head_dim, minimum=2, maximum=MAX_HEAD_DIM)
         check_int("rotary_dim", self.rotary_dim, minimum=2)
         check_int("rotary_offset", self.rotary_offset, minimum=0)
-        if not isinstance(self.is_neox_style, bool):
-            raise TypeError(
-                f"is_neox_style must be a bool, got {show(self.is_neox_style)}"
-            )
+        check_bool("is_neox_style", self.is_neox_style)
         if self.rotary_dim % 2:
             raise ValueError(
                 f"rotary_dim must be even, since features turn in pairs, got "

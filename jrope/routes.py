@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from jrope._axes import AXIS_ORDERS, mrope_axes
 from jrope._gather import OutOfRange
-from jrope._layout import RotaryLayout, check_int, check_layout
+from jrope._layout import RotaryLayout, check_bool, check_int, check_layout
 from jrope._ops import apply_rope
 from jrope._routes import ROUTES, Rotation, Route, keys_of, routes_for
 from jrope._routes._platforms import (
@@ -216,8 +216,7 @@ def lower_step(
     if not isinstance(shape, tuple | list) or len(shape) < 3:
         raise ValueError(f"shape must be [*B, T, N, H] of the query, got {show(shape)}")
     check_layout(layout)
-    if not isinstance(backward, bool):
-        raise TypeError(f"backward must be a bool, got {show(backward)}")
+    check_bool("backward", backward)
     for size in shape:
         check_int("a size in shape", size, minimum=0)
     check_int("key_heads", key_heads, minimum=1)

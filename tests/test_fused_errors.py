@@ -89,8 +89,8 @@ def test_errors_say_what_must_hold(name, unchecked):
     [
         ({"epsilon": 1}, TypeError, "epsilon must be a float, got 1"),
         ({"epsilon": -1.0}, ValueError, "epsilon must be 0 or more, got -1.0"),
-        ({"epsilon": 0.1, "rounded": 1}, TypeError, "rounded must be True or False"),
-        ({"epsilon": 0.1, "unit_offset": 0.5}, TypeError, "unit_offset must be True"),
+        ({"epsilon": 0.1, "rounded": 1}, TypeError, "rounded must be a bool"),
+        ({"epsilon": 0.1, "unit_offset": 0.5}, TypeError, "unit_offset must be a bool"),
         ({"epsilon": 0.1, "order": "x"}, ValueError, "order must be 'norm_rotate' or"),
     ],
 )
@@ -139,8 +139,8 @@ WRONG = {
     "out_of_range": (ValueError, "out_of_range must be one of .* got None", None),
     "query_heads": (TypeError, "query_heads must be an int, and static, got 2.0", 2.0),
     "key_heads": (TypeError, "key_heads must be an int, and static, got '2'", "2"),
-    "packed": (TypeError, "packed must be True or False, got 'no'", "no"),
-    "gated": (TypeError, "gated must be True or False, got 1", 1),
+    "packed": (TypeError, "packed must be a bool, got 'no'", "no"),
+    "gated": (TypeError, "gated must be a bool, got 1", 1),
     "cache_layout": (ValueError, "cache_layout must be one of .* got 0", 0),
     "padded_query": (ValueError, "padded_query must be one of .* got None", None),
     "fp8": (ValueError, "fp8 must be None or one of .* got True", True),

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array
 
 from jrope._gather import check_array
+from jrope._layout import check_bool
 from jrope._rotate import compute_dtype
 
 _Order = Literal["norm_rotate", "rotate_norm"]
@@ -42,10 +43,7 @@ class QkNorm:
         if not isinstance(self.epsilon, float):
             raise TypeError(f"epsilon must be a float, got {self.epsilon!r}")
         for name in ("unit_offset", "rounded"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(
-                    f"{name} must be True or False, got {getattr(self, name)!r}"
-                )
+            check_bool(name, getattr(self, name))
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise ValueError(f"epsilon must be 0 or more, got {self.epsilon}")
         if self.order not in ("norm_rotate", "rotate_norm"):

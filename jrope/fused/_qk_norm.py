@@ -10,12 +10,12 @@ from jaxtyping import Array, Float, Float32
 
 from jrope._gather import OutOfRange, check_array
 from jrope._kinds import Table
-from jrope._layout import RotaryLayout, check_layout
+from jrope._layout import RotaryLayout, check_bool, check_layout
 from jrope.fused._kernels import Axes
 from jrope.fused._norm import QkNorm, check_norm
 from jrope.fused._operation import run
 from jrope.fused._rows import Rows, RowSource, row_source
-from jrope.fused._turned import check_flag, check_floating, kernel_declines, turned
+from jrope.fused._turned import check_floating, kernel_declines, turned
 from jrope.fused._weights import Weights, given_weights
 
 
@@ -138,7 +138,7 @@ def qk_norm_rope(
     """
     check_layout(layout)
     check_norm(norm)
-    check_flag("gated", gated)
+    check_bool("gated", gated)
     _check_heads("query", query, layout.head_dim * (2 if gated else 1))
     _check_heads("key", key, layout.head_dim)
     tokens = query.shape[:-2]

@@ -10,14 +10,13 @@ from jaxtyping import Array, Float, Float32
 
 from jrope._gather import OutOfRange
 from jrope._kinds import Table
-from jrope._layout import RotaryLayout
+from jrope._layout import RotaryLayout, check_bool
 from jrope.fused._kernels import Axes
 from jrope.fused._norm import QkNorm
 from jrope.fused._operation import run
 from jrope.fused._rows import Rows, RowSource, row_source
 from jrope.fused._turned import (
     cannot_rewrite,
-    check_flag,
     check_qkv,
     kernel_declines,
     split_qkv,
@@ -156,7 +155,7 @@ def qkv_rope(
     ([[[-1.0, 0.0]]], [[[-3.0, 2.0]]], [[[4.0, 5.0]]])
     """
     check_qkv(qkv, query_heads, key_heads, layout)
-    check_flag("packed", packed)
+    check_bool("packed", packed)
     source, rows = row_source(
         positions,
         table,

@@ -106,12 +106,6 @@ def check_floating(name: str, x: Array) -> None:
         )
 
 
-def check_flag(name: str, value: object) -> None:
-    """Raises unless an option is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-
-
 def kernel_declines(xs: list[jax.Array], tokens: int) -> str | None:
     """Why no kernel takes these operands, or None."""
     for x in xs:

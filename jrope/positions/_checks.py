@@ -2,35 +2,17 @@
 
 from typing import Any
 
+from jrope._layout import LONGEST, check_int
 from jrope._show import show
 from jrope.positions._rule import NO_TOKEN
 
-_MOST = 2**31 - 1
 # Positions a second: a video of a second must stay within int32.
 _FASTEST = 2.0**31
 
 
-def check_whole(
-    name: str, value: object, *, least: int, most: int | None = None
-) -> None:
-    """Raises unless `value` is an int of at least `least` that fits into int32.
-
-    Where `most` is given, that is the limit.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {show(value)}")
-    if not least <= value <= _MOST:
-        raise ValueError(
-            f"{name} must be an int of at least {least} that fits into int32, got "
-            f"{show(value)}"
-        )
-    if most is not None and value > most:
-        raise ValueError(f"{name} must be at most {most}, got {show(value)}")
-
-
 def check_token(name: str, value: object) -> None:
     """Raises unless `value` is a token's id, or NO_TOKEN."""
-    check_whole(name, value, least=NO_TOKEN)
+    check_int(name, value, minimum=NO_TOKEN, maximum=LONGEST)
 
 
 def check_rate(name: str, value: Any) -> None:
@@ -46,12 +28,6 @@ def check_number(name: str, value: object) -> None:
     """Raises unless `value` is a Python number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {show(value)}")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raises unless `value` is a bool."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be a bool, got {show(value)}")
 
 
 def check_seconds(name: str, value: Any) -> None:

@@ -7,15 +7,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jrope._layout import LONGEST, check_bool, check_int
 from jrope._show import show
 from jrope.positions import _rule as rules
 from jrope.positions._checks import (
     check_canvas,
-    check_flag,
     check_rate,
     check_seconds,
     check_token,
-    check_whole,
 )
 from jrope.positions._errors import PositionError
 from jrope.positions._rule import NO_TOKEN
@@ -225,17 +224,17 @@ _MOST_AXES = 4  # As many as there are kinds of rows.
 _SIZES = ("spatial_merge_size", "temporal_merge_size", "audio_chunk")
 _FLAGS = ("extra_column", "decodes_images", "fractional", "hf5_differs")
 _CHECKS: dict[str, Callable[[str, Any], None]] = {
-    "axes": functools.partial(check_whole, least=1, most=_MOST_AXES),
-    **dict.fromkeys(_SIZES, functools.partial(check_whole, least=1)),
+    "axes": functools.partial(check_int, minimum=1, maximum=_MOST_AXES),
+    **dict.fromkeys(_SIZES, functools.partial(check_int, minimum=1, maximum=LONGEST)),
     **dict.fromkeys(_IDS, check_token),
-    **dict.fromkeys(_FLAGS, check_flag),
+    **dict.fromkeys(_FLAGS, check_bool),
     **dict.fromkeys(("tokens_per_second", "image_rate"), check_rate),
     "default_seconds": check_seconds,
     "canvas": check_canvas,
     **dict.fromkeys(
-        ("row_t", "row_h", "row_w"), functools.partial(check_whole, least=0)
+        ("row_t", "row_h", "row_w"), functools.partial(check_int, minimum=0)
     ),
-    "row_index": functools.partial(check_whole, least=-1),
+    "row_index": functools.partial(check_int, minimum=-1),
 }
 
 

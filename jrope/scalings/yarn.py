@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from jrope._layout import LONGEST, check_length
+from jrope._layout import LONGEST, check_bool, check_length
 from jrope._show import show
 from jrope.scalings._base import (
     TWO_PI,
@@ -121,8 +121,7 @@ class Yarn(Scaling):
         if self.original_max_position_embeddings is not None:
             name = "original_max_position_embeddings"
             check_length(name, self.original_max_position_embeddings)
-        if not isinstance(self.truncate, bool):
-            raise TypeError(f"truncate must be a bool, got {show(self.truncate)}")
+        check_bool("truncate", self.truncate)
         if self.factor is None and self.original_max_position_embeddings is None:
             raise ValueError(
                 f"rope_type {self.rope_type!r} must have the key 'factor' or "
